@@ -1,14 +1,14 @@
 #!/bin/sh
-# Asks real daemons what they make of the arrangements of src/runtimes/tests/arrangements.rs, and keeps their answers in this folder:
-# tests/daemons/record.sh [FOLDER]. It runs on x86_64 Debian as any user, and takes some minutes: containerd and Docker of three
-# releases come from the mirror of this machine, and a newer containerd is compiled by Go where `go` is there. No daemon is
-# started: containerd prints the configuration that it reads, and dockerd validates a file.
+# Passes the configurations of src/runtimes/tests/arrangements.rs to real daemons and records the results in this directory:
+# tests/daemons/record.sh [WORK-DIRECTORY]. Runs on x86_64 Debian as any user and takes a few minutes. containerd and Docker of
+# three Debian releases are downloaded from the mirror of the host, and a newer containerd is compiled if Go is installed. No
+# daemon is started: `containerd` prints its parsed configuration, and `dockerd` validates a file.
 set -eu
 cd "$(dirname "$0")/../.."
 
 work=${1:-target/daemons}
 suites="bookworm trixie forky"
-# The first one with format 4.
+# The first release that supports configuration version 4.
 releases="2.3.7"
 
 mkdir -p "$work/programs"
@@ -26,7 +26,7 @@ for suite in $suites; do
     for package in "$apt"/*.deb; do
         dpkg-deb -x "$package" "$apt/root"
     done
-    # `containerd github.com/containerd/containerd 1.6.20~ds1 …` and `Docker version 26.1.5+dfsg1, build …`
+    # Output: `containerd github.com/containerd/containerd 1.6.20~ds1 …` and `Docker version 26.1.5+dfsg1, build …`
     version=$("$apt/root/usr/bin/containerd" --version | cut -d ' ' -f 3 | sed 's/[~+].*//')
     cp "$apt/root/usr/bin/containerd" "$work/programs/containerd-$version"
     version=$("$apt/root/usr/sbin/dockerd" --version | cut -d ' ' -f 3 | sed 's/[+,].*//')
@@ -37,7 +37,7 @@ done
 if command -v go >/dev/null; then
     for release in $releases; do
         [ -e "$work/programs/containerd-$release" ] && continue
-        # A module of its own: `go install` refuses what has `exclude` in its go.mod, as 2.0 has.
+        # Use a separate module, because `go install` rejects a go.mod with `exclude`, which containerd 2.0 has.
         mkdir -p "$work/module-$release"
         (
             cd "$work/module-$release"

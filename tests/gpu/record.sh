@@ -1,34 +1,34 @@
 #!/bin/sh
-# Runs the released program on a machine with real NVIDIA GPUs and a loaded driver, and packs what it says with a
-# recording of what it read: tests/gpu/record.sh [PROGRAM]. It changes nothing on the machine but its own folder, takes
-# some ten minutes at most, and works without root, which then misses what only root may read.
+# Runs the release binary on a machine with real NVIDIA GPUs and a loaded driver, and archives its output together with the
+# files that it read: tests/gpu/record.sh [PROGRAM]. It writes only to its own directory and the archive, and takes at most about ten
+# minutes. Root is not required, but without root, data that only root can read is missing.
 #
-#     make release                        # here, or take the program from an archive of a release
+#     make release                        # or use the binary from a release archive
 #     scp target/x86_64-unknown-linux-gnu/release/gpu-bootstrap tests/gpu/record.sh MACHINE:
 #     ssh MACHINE 'sudo sh record.sh ./gpu-bootstrap'
 #     scp MACHINE:gpu-recording-*.tar.gz .
 #
-# The folder `recording/files` of the archive becomes `tests/hosts/NAME/root` (tests/hosts/README.md). Read it before
-# you publish it: it has the serial numbers and addresses that the machine's files have.
+# To add a test host, copy `recording/files` from the archive to `tests/hosts/NAME/root` (tests/hosts/README.md). Review the
+# archive before you publish it: it contains serial numbers and addresses of the machine.
 set -eu
 
-# The place of a released program beside this file's repository, and beside this file on a machine.
+# By default, the output of `make release` in the repository of this script.
 program=${1:-$(dirname "$0")/../../target/x86_64-unknown-linux-gnu/release/gpu-bootstrap}
 if [ ! -x "$program" ]; then
-    echo "record.sh: there is no program $program: build it with \`make release\`, or give its path" >&2
+    echo "record.sh: $program is not an executable file: build it with \`make release\`, or specify its path" >&2
     exit 2
 fi
 if ! ls /sys/module/nvidia/version >/dev/null 2>&1; then
-    echo "record.sh: no NVIDIA driver is loaded here: /sys/module/nvidia/version is missing" >&2
+    echo "record.sh: the NVIDIA driver is not loaded: /sys/module/nvidia/version is missing" >&2
     exit 2
 fi
 for tool in timeout tar sha256sum; do
-    command -v "$tool" >/dev/null || { echo "record.sh: the program \`$tool\` is missing" >&2; exit 2; }
+    command -v "$tool" >/dev/null || { echo "record.sh: \`$tool\` is not installed" >&2; exit 2; }
 done
 export LC_ALL=C
 
 name=gpu-recording-$(date -u +%Y%m%dT%H%M%SZ)
-# Root records only into a folder on a path that only root may change, which the home of a user is not.
+# As root, record to a directory whose path only root can change, unlike a user's home directory.
 work=.
 if [ "$(id -u)" -eq 0 ]; then
     work=$(mktemp -d /run/gpu-recording.XXXXXX)
@@ -43,36 +43,36 @@ mkdir "$out"
     echo "user: $(id -u)"
 } | tee "$out/about.txt"
 
-# `say NAME ARGUMENT...` runs the program and keeps its output, its exit code and the seconds it took.
-say() {
-    what=$1
+# `record NAME ARGUMENT...` runs the program and saves its output, exit code and duration.
+record() {
+    label=$1
     shift
     begin=$(date +%s)
     code=0
-    timeout 240 "$program" "$@" >"$out/$what.out" 2>"$out/$what.err" </dev/null || code=$?
-    echo "$what: exit $code after $(($(date +%s) - begin)) s: gpu-bootstrap $*" | tee -a "$out/about.txt"
-    # 4 is a finding, which is a result; 124 is the time limit above, and 128 and more a crash.
+    timeout 240 "$program" "$@" >"$out/$label.out" 2>"$out/$label.err" </dev/null || code=$?
+    echo "$label: exit $code after $(($(date +%s) - begin)) s: gpu-bootstrap $*" | tee -a "$out/about.txt"
+    # Exit codes such as 4 (findings) are results. 124 is a timeout, and 128 or more a crash.
     if [ "$code" -ge 124 ]; then
-        failed="${failed:-} $what"
+        failed="${failed:-} $label"
     fi
 }
 
-say facts facts --format json
-say check check --format json
-say check-for-people check --verbose
-say probe probe --format json
-say probe-for-people probe
-say plan plan --format json
-say record check --record "$out/recording"
+record facts facts --format json
+record check check --format json
+record check-text check --verbose
+record probe probe --format json
+record probe-text probe
+record plan plan --format json
+record record check --record "$out/recording"
 if command -v nvidia-smi >/dev/null; then
-    # What the driver's own program says, to compare with.
+    # The output of NVIDIA's tool, for comparison.
     timeout 60 nvidia-smi -q >"$out/nvidia-smi.txt" 2>&1 </dev/null || echo "nvidia-smi failed" | tee -a "$out/about.txt"
 fi
 
-# Root creates the archive and follows no link of somebody else.
+# `set -C` does not follow an existing symlink, which another user may have created.
 (set -C && tar -C "$work" -czf - "$name" >"$name.tar.gz")
-echo "$name.tar.gz has all of it"
+echo "recording saved: $name.tar.gz"
 if [ -n "${failed:-}" ]; then
-    echo "record.sh: these ended in no result:$failed" >&2
+    echo "record.sh: timed out or crashed:$failed" >&2
     exit 1
 fi

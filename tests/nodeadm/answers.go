@@ -1,8 +1,9 @@
-// What the real nodeadm makes of user data, as JSON: its merged NodeConfig and what it writes for the kubelet. It is compiled
-// within nodeadm's own module, because its packages are internal, and runs in a root folder of its own (record.sh).
+// Prints the result of the real nodeadm for the user data on standard input, as JSON: the merged NodeConfig, and the kubelet files
+// that nodeadm writes. Compiled in nodeadm's module, because the packages are internal, and run in a separate root directory
+// (record.sh).
 //
-// It calls what `nodeadm init --skip run` calls (cmd/nodeadm/init/init.go), without systemd: user data from a metadata service,
-// which is served here, then validation, then the configuration of containerd and the kubelet. The instance is invented.
+// It makes the same calls as `nodeadm init --skip run` (cmd/nodeadm/init/init.go), without systemd: reads the user data from a
+// metadata service, which this program serves, validates it, and configures containerd and the kubelet. The instance is fictional.
 package main
 
 import (
@@ -26,19 +27,19 @@ import (
 
 const arguments = "NODEADM_KUBELET_ARGS="
 
-type answer struct {
+type recording struct {
 	Spec api.NodeConfigSpec `json:"spec"`
-	// Of the kubelet's configuration, what nodeadm takes from the NodeConfig.
+	// The part of the kubelet configuration that nodeadm takes from the NodeConfig.
 	DropIn json.RawMessage `json:"drop-in,omitempty"`
-	// The last arguments of the kubelet, as many as the NodeConfig has flags.
+	// The last kubelet arguments, one for each flag in the NodeConfig.
 	Last string `json:"last-arguments"`
-	// The address of the cluster's DNS, which follows from its network.
+	// The IP address of the cluster DNS, which nodeadm derives from the service network.
 	DNS        json.RawMessage `json:"cluster-dns"`
 	Kubeconfig string          `json:"kubeconfig"`
 }
 
 func serve(userData []byte) error {
-	answers := map[string]string{
+	responses := map[string]string{
 		"/latest/user-data": string(userData),
 		"/latest/dynamic/instance-identity/document": `{"instanceId": "i-1", "instanceType": "g5.xlarge",
 			"region": "eu-central-1", "availabilityZone": "eu-central-1b"}`,
@@ -55,7 +56,7 @@ func serve(userData []byte) error {
 			io.WriteString(to, "token")
 			return
 		}
-		text, known := answers[request.URL.Path]
+		text, known := responses[request.URL.Path]
 		if !known {
 			http.NotFound(to, request)
 			return
@@ -66,7 +67,7 @@ func serve(userData []byte) error {
 	return os.Setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://"+listener.Addr().String())
 }
 
-func asked(userData []byte) (*answer, error) {
+func process(userData []byte) (*recording, error) {
 	if err := serve(userData); err != nil {
 		return nil, err
 	}
@@ -92,8 +93,8 @@ func asked(userData []byte) (*answer, error) {
 	return read(config)
 }
 
-func read(config *api.NodeConfig) (*answer, error) {
-	result := answer{Spec: config.Spec}
+func read(config *api.NodeConfig) (*recording, error) {
+	result := recording{Spec: config.Spec}
 	const root = "/etc/kubernetes/kubelet/"
 	drop, err := os.ReadFile(root + "config.json.d/00-nodeadm.conf")
 	if err != nil && !os.IsNotExist(err) {
@@ -120,7 +121,7 @@ func read(config *api.NodeConfig) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Those before are in another order each time.
+	// The order of the other arguments is random.
 	for _, line := range strings.Split(string(environment), "\n") {
 		if text, found := strings.CutPrefix(line, arguments); found {
 			words := strings.Fields(strings.TrimSuffix(strings.TrimPrefix(text, `"`), `"`))
@@ -131,18 +132,18 @@ func read(config *api.NodeConfig) (*answer, error) {
 }
 
 func main() {
-	// It asks the kubelet for its version, which decides about the files.
+	// nodeadm runs `kubelet --version`, because the files depend on the version.
 	if filepath.Base(os.Args[0]) == "kubelet" {
 		fmt.Println("Kubernetes v1.34.4")
 		return
 	}
 	userData, err := io.ReadAll(os.Stdin)
-	if _, there := os.Stat("/etc/passwd"); there == nil {
-		err = fmt.Errorf("it writes into /etc: run it in a root folder of its own")
+	if _, missing := os.Stat("/etc/passwd"); missing == nil {
+		err = fmt.Errorf("this program writes to /etc: run it in a separate root directory")
 	}
 	if err == nil {
-		var result *answer
-		if result, err = asked(userData); err == nil {
+		var result *recording
+		if result, err = process(userData); err == nil {
 			err = json.NewEncoder(os.Stdout).Encode(result)
 		}
 	}

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Asks the real nodeadm what it makes of the user data of cloud-init/ for EKS, and keeps its answers, which
-# tests/cloud_init/nodeadm.rs reads: tests/nodeadm/record.sh [FOLDER]. It runs on x86_64 Linux as any user who may make user
-# namespaces, with Go, and takes some ten minutes.
+# Runs the real nodeadm with the EKS user data of cloud-init/ and records the results for tests/cloud_init/nodeadm.rs:
+# tests/nodeadm/record.sh [WORK-DIRECTORY]. Runs on x86_64 Linux as any user who can create user namespaces, requires Go, and takes
+# about ten minutes.
 #
-# The module is that of 2024-02-29, because Go's proxy has no later one (the repository has no tags for it). It knows neither the
-# folder of drop-ins, of 2025, so the part of this program's is one more part of the user data; nor a proxy, pods by an
-# expression, feature gates and network settings, which are not used here.
+# Uses the nodeadm version of 2024-02-29, because the Go module proxy has no later one (the repository has no tags for it). It does
+# not support drop-in directories (added in 2025), so the test appends the gpu-bootstrap NodeConfig to the user data as another MIME
+# part. It also does not support proxies, `maxPodsExpression`, feature gates and network settings, which are not used here.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -16,18 +16,19 @@ version=v0.0.0-20240229193347-cfab22a10647
 mkdir -p "$work"
 work=$(cd "$work" && pwd -P)
 if [ ! -e "$work/source" ]; then
-    # Go verifies it with its public database of checksums.
-    folder=$(cd / && go mod download -json $module@$version | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
-    cp -r "$folder" "$work/source"
+    # Go verifies the module with its public checksum database.
+    directory=$(cd / && go mod download -json $module@$version | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+    cp -r "$directory" "$work/source"
     chmod -R u+w "$work/source"
-    # A list of modules without the modules.
+    # It contains only modules.txt, without the vendored modules.
     rm -r "$work/source/vendor"
 fi
 mkdir -p "$work/source/cmd/answers"
 cp tests/nodeadm/answers.go "$work/source/cmd/answers/main.go"
 (cd "$work/source" && CGO_ENABLED=0 GOFLAGS=-mod=mod nice go build -o "$work/answers" ./cmd/answers)
 
-# Its root folder: the kubelet whose version it asks is the same program, and its credential provider must exist.
+# Create the root directory. `kubelet`, whose version nodeadm queries, is the same program, and the image credential provider must
+# exist.
 rm -rf "$work/root"
 mkdir -p "$work/root/bin" "$work/root/dev" "$work/root/etc/eks/image-credential-provider"
 cp "$work/answers" "$work/root/bin/answers"

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Asks real package managers what the contract test asks their imitations (scenarios.toml), and keeps their answers in this
-# folder: tests/packages/record.sh [FOLDER]. It runs as root on Debian with mmdebstrap, and takes some minutes: apt with dpkg and
-# dnf with rpm of two releases, in root filesystems from the mirror of this machine. Nothing outside FOLDER and this folder
-# changes: the test makes its repository there, and its mounts, its server and the network in which they are go with it.
+# Runs the scenarios of the contract test (scenarios.toml) with real package managers instead of the fakes, and records the results
+# in this directory: tests/packages/record.sh [WORK-DIRECTORY]. Runs as root on Debian, requires mmdebstrap, and takes a few minutes.
+# Tests apt with dpkg and dnf with rpm from two Debian releases, in root filesystems created from the mirror of the host. Writes only
+# to WORK-DIRECTORY and this directory. The mounts, processes and network of the test are in separate namespaces.
 set -eu
 cd "$(dirname "$0")/../.."
 

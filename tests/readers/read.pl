@@ -1,4 +1,4 @@
-# What Perl's TAP::Parser reads from standard input, as JSON: a list of tests, each with the block of YAML behind it.
+# Parses standard input with TAP::Parser and prints JSON: a list of tests, each with the YAML block that follows it.
 use strict;
 use warnings;
 use JSON::PP;
@@ -21,7 +21,7 @@ while ( my $result = $parser->next ) {
         $tests[-1]{yaml} = $result->data;
     }
     elsif ( $result->is_unknown ) {
-        die 'no TAP: ' . $result->as_string . "\n";
+        die 'invalid TAP: ' . $result->as_string . "\n";
     }
 }
 die join( "\n", $parser->parse_errors ) . "\n" if $parser->parse_errors;

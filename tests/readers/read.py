@@ -1,4 +1,4 @@
-"""Compares what the readers of each format of `check` say with its JSON document; see run.sh."""
+"""Compares each output format of `check`, as parsed by other programs, with its JSON output. Used by run.sh."""
 
 import collections
 import contextlib
@@ -18,74 +18,77 @@ import urllib.request
 import junitparser
 
 program, out = sys.argv[1], pathlib.Path(sys.argv[2])
-# Nobody packages the node problem detector: whoever has its program names it.
+# The path of the node-problem-detector binary, which no distribution packages.
 detector = sys.argv[3] if len(sys.argv) > 3 else None
 hosts = pathlib.Path("tests/hosts")
-# The root of each machine, the status of `check`, and how many GPUs and NVSwitches it has.
+# For each machine: root directory, exit code of `check`, number of GPUs, number of NVSwitches.
 MACHINES = {
     "healthy": (out / "healthy", 0, 1, 0),
     "broken": (hosts / "debian-12-bare-h100/root", 4, 1, 0),
     "nvswitch": (hosts / "ubuntu-24.04-h100x8/root", 4, 8, 4),
 }
-# A copy in which nothing is that tells of a machine.
+# A root directory without any data of a machine.
 EMPTY = out / "empty"
-# Chromium draws a page in seconds; a slow machine takes longer.
+# Seconds. Chromium normally renders a page in a few seconds.
 DEADLINE = 60
 
 
 def run(command, text=None):
-    """The output of a command that must succeed."""
-    ended = subprocess.run(command, input=text, capture_output=True, text=True, timeout=DEADLINE)
-    if ended.returncode != 0:
-        raise SystemExit(f"{command[0]}: status {ended.returncode}\n{ended.stdout}{ended.stderr}")
-    return ended
+    """Runs a command, which must succeed, and returns the finished process."""
+    finished = subprocess.run(command, input=text, capture_output=True, text=True, timeout=DEADLINE)
+    if finished.returncode != 0:
+        raise SystemExit(f"{command[0]}: exit code {finished.returncode}\n{finished.stdout}{finished.stderr}")
+    return finished
 
 
 def command(root, form):
-    """`check` of a tree; the disk that it lies on is not the machine's. That nothing is known is said only of a whole machine."""
+    """Returns the `check` command for a root directory.
+
+    Skips the preflight layer, which would measure the disk of the host. The empty root runs all layers, because `check` reports
+    missing data only if no layer is skipped."""
     skipped = [] if root == EMPTY else ["--skip", "preflight"]
     return [program, "check", "--root", str(pathlib.Path(root).resolve()), *skipped, "--format", form]
 
 
 def check(root, status, form):
-    """What `check` writes."""
-    ended = subprocess.run(command(root, form), capture_output=True, text=True, timeout=DEADLINE)
-    assert ended.returncode == status, f"{form} of {root}: status {ended.returncode}\n{ended.stderr}"
-    return ended.stdout
+    """Returns the output of `check`, which must exit with this code."""
+    finished = subprocess.run(command(root, form), capture_output=True, text=True, timeout=DEADLINE)
+    assert finished.returncode == status, f"{form} of {root}: exit code {finished.returncode}\n{finished.stderr}"
+    return finished.stdout
 
 
-def same(what, read, wanted):
+def assert_equal(what, actual, expected):
     """Fails with the first differences."""
-    if read != wanted:
-        both = sorted(set(read) | set(wanted))
-        lines = [f"{key}: {read.get(key)} instead of {wanted.get(key)}" for key in both if read.get(key) != wanted.get(key)]
+    if actual != expected:
+        keys = sorted(set(actual) | set(expected))
+        lines = [f"{key}: {actual.get(key)} instead of {expected.get(key)}" for key in keys if actual.get(key) != expected.get(key)]
         raise SystemExit(f"{what}:\n" + "\n".join(lines[:20]))
 
 
 def tap(text):
-    """Each id with what Perl's parser makes of it; a warning is in the block of YAML alone."""
+    """Returns the result for each ID, as parsed by TAP::Parser. Warnings are marked only in the YAML block."""
     tests = json.loads(run(["perl", "tests/readers/read.pl"], text).stdout)
     found = {}
     for test in tests:
         name = re.match(r"-? ?([^:]+): ", test["description"]).group(1)
         verdict = "skip" if test["skip"] else "pass" if test["ok"] else "fail"
         found[name] = test.get("yaml", {}).get("severity", verdict)
-    assert len(found) == len(tests), "an id is there twice"
+    assert len(found) == len(tests), "duplicate ID"
     return found
 
 
 def junit(text):
-    """Each id with its result; a warning is a success with an output."""
+    """Returns the result for each ID. A warning is a passed test with output."""
     suites = junitparser.JUnitXml.fromstring(text.encode())
     found = {}
     for suite in suites:
         for case in suite:
             results = {junitparser.Failure: "fail", junitparser.Skipped: "skip", junitparser.Error: "error"}
-            # Versions before 2 have one result in place of a list.
+            # Before version 2, this is a single result instead of a list.
             kinds = case.result if isinstance(case.result, list) else [case.result]
             words = [results[type(kind)] for kind in kinds if kind is not None]
-            said = (case.system_out or "").startswith("warning: ")
-            found[case.name] = words[0] if words else "warn" if said else "pass"
+            warned = (case.system_out or "").startswith("warning: ")
+            found[case.name] = words[0] if words else "warn" if warned else "pass"
     return found
 
 
@@ -98,7 +101,7 @@ HEADINGS = {
 
 
 def markdown(text):
-    """The id of each problem, with its kind according to the heading."""
+    """Returns the kind of each problem by ID. The heading specifies the kind."""
     page = run(["cmark-gfm"], text).stdout
     found, kind = {}, None
     for heading, name in re.findall(r"<h3>(.*?)</h3>|<p><strong>.*?</strong> \(<code>(.*?)</code>\)", page):
@@ -110,7 +113,7 @@ def markdown(text):
 
 
 class Page(html.parser.HTMLParser):
-    """The findings and devices of the page, as Chromium has them after it has read it."""
+    """The findings and devices of the page, parsed from Chromium's DOM."""
 
     def __init__(self):
         super().__init__()
@@ -143,7 +146,7 @@ class Page(html.parser.HTMLParser):
 
 
 def chromium(name, text):
-    """What Chromium has of a page, and a picture of it."""
+    """Renders a page in Chromium, writes a screenshot, and returns the parsed DOM."""
     page, picture = out / f"{name}.html", out / f"{name}.png"
     page.write_text(text)
     picture.unlink(missing_ok=True)
@@ -153,7 +156,7 @@ def chromium(name, text):
         run([*browser, f"--screenshot={picture}", page.as_uri()])
     width, height = struct.unpack(">II", picture.read_bytes()[16:24])
     assert (width, height) == (1200, 1600), f"{picture}: {width} x {height}"
-    # A picture of one colour has some kilobytes.
+    # A blank screenshot has only a few kilobytes.
     assert picture.stat().st_size > 30_000, f"{picture} is empty"
     reader = Page()
     reader.feed(read)
@@ -169,63 +172,63 @@ def free_port():
 
 @contextlib.contextmanager
 def running(log, *commands):
-    """Runs programs with their output in a file; `awaited` looks at them until there is something to see."""
+    """Runs programs with their output in a log file. `wait_for` polls a function until it returns a result."""
     with open(out / log, "w") as file:
         started = [subprocess.Popen(command, stdout=file, stderr=file) for command in commands]
 
-        def awaited(look, what):
+        def wait_for(poll, what):
             until = time.monotonic() + DEADLINE
-            while not (found := look()):
-                assert all(process.poll() is None for process in started), f"a program has ended, see {file.name}"
-                assert time.monotonic() < until, f"no {what}, see {file.name}"
+            while not (found := poll()):
+                assert all(process.poll() is None for process in started), f"a program exited early, see {file.name}"
+                assert time.monotonic() < until, f"timeout: no {what}, see {file.name}"
                 time.sleep(0.2)
             return found
 
         try:
-            yield awaited
+            yield wait_for
         finally:
             for process in started:
                 process.terminate()
                 process.wait()
 
 
-def asked(url):
-    """The document that a server has, or nothing if it does not answer yet."""
+def get_json(url):
+    """Returns the JSON document of a server, or None if the server does not respond yet."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return json.load(answer)
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return json.load(response)
     except OSError:
         return None
 
 
 def scraped(text):
-    """The findings that Prometheus has after it has scraped them from node_exporter."""
+    """Returns the findings stored in Prometheus after it has scraped node_exporter."""
     programs = out / "root/usr/bin"
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
-        (folder / "gpu_bootstrap.prom").write_text(text)
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
+        (directory / "gpu_bootstrap.prom").write_text(text)
         exporter, server = free_port(), free_port()
-        (folder / "prometheus.yml").write_text(
+        (directory / "prometheus.yml").write_text(
             "global: {scrape_interval: 1s}\n"
             f"scrape_configs: [{{job_name: node, static_configs: [{{targets: ['127.0.0.1:{exporter}']}}]}}]\n"
         )
         commands = [
             [programs / "prometheus-node-exporter", "--collector.disable-defaults", "--collector.textfile",
-             f"--collector.textfile.directory={folder}", f"--web.listen-address=127.0.0.1:{exporter}"],
-            [programs / "prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+             f"--collector.textfile.directory={directory}", f"--web.listen-address=127.0.0.1:{exporter}"],
+            [programs / "prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data",
              f"--web.listen-address=127.0.0.1:{server}"],
         ]  # fmt: skip
         query = urllib.parse.urlencode({"query": "gpu_bootstrap_finding == 1 or node_textfile_scrape_error"})
         url = f"http://127.0.0.1:{server}/api/v1/query?{query}"
-        with running("prometheus.log", *commands) as awaited:
-            result = awaited(lambda: (asked(url) or {"data": {"result": []}})["data"]["result"], "metrics in Prometheus")
+        with running("prometheus.log", *commands) as wait_for:
+            result = wait_for(lambda: (get_json(url) or {"data": {"result": []}})["data"]["result"], "metrics in Prometheus")
     errors = [one for one in result if one["metric"]["__name__"] == "node_textfile_scrape_error"]
     assert [one["value"][1] for one in errors] == ["0"], errors
     return {one["metric"]["id"]: one["metric"]["status"] for one in result if "id" in one["metric"]}
 
 
 def causes(document, status):
-    """The verdict that counts, and the ids with it that have no root cause."""
+    """Returns the worst status, and the IDs of its findings that are not caused by another finding."""
     findings = document["findings"]
     words = [word for word in ("fail", "warn") if any(finding["status"] == word for finding in findings)]
     word = words[0] if words else "unknown" if status else "pass"
@@ -233,18 +236,18 @@ def causes(document, status):
 
 
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-# Nagios Core as its documentation has it, without users and folders of its own, and with one service.
+# A Nagios Core configuration based on its documentation, running as root in a temporary directory, with one service.
 NAGIOS = """
-log_file={folder}/log
-cfg_file={folder}/objects
-object_cache_file={folder}/cache
-status_file={folder}/status
+log_file={directory}/log
+cfg_file={directory}/objects
+object_cache_file={directory}/cache
+status_file={directory}/status
 status_update_interval=1
-temp_file={folder}/temporary
-temp_path={folder}
-lock_file={folder}/lock
-query_socket={folder}/socket
-check_result_path={folder}
+temp_file={directory}/temporary
+temp_path={directory}
+lock_file={directory}/lock
+query_socket={directory}/socket
+check_result_path={directory}
 check_external_commands=0
 check_for_updates=0
 execute_host_checks=0
@@ -291,22 +294,22 @@ define service {{
 
 
 def nagios(root):
-    """What Nagios Core has of a machine after it has run `check` as its plugin: state, ids in the order of its lines, counts."""
+    """Returns the result in Nagios Core after it has run `check` as a plugin: state, IDs in the order of the lines, counts."""
     days = "\n    ".join(f"{day} 00:00-24:00" for day in DAYS)
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
-        (folder / "settings").write_text(NAGIOS.format(folder=folder))
-        (folder / "objects").write_text(OBJECTS.format(days=days, command=" ".join(command(root, "nagios"))))
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
+        (directory / "settings").write_text(NAGIOS.format(directory=directory))
+        (directory / "objects").write_text(OBJECTS.format(days=days, command=" ".join(command(root, "nagios"))))
 
-        def look():
-            if not (folder / "status").exists():
+        def poll():
+            if not (directory / "status").exists():
                 return None
-            _, _, service = (folder / "status").read_text().partition("servicestatus {")
+            _, _, service = (directory / "status").read_text().partition("servicestatus {")
             found = dict(line.strip().split("=", 1) for line in service.splitlines() if "=" in line)
             return found if found.get("has_been_checked") == "1" else None
 
-        with running("nagios.log", [out / "root/usr/sbin/nagios4", folder / "settings"]) as awaited:
-            found = awaited(look, "result in Nagios")
+        with running("nagios.log", [out / "root/usr/sbin/nagios4", directory / "settings"]) as wait_for:
+            found = wait_for(poll, "result in Nagios")
     lines = [found["plugin_output"].split(" - ", 1)[1], *found["long_plugin_output"].split("\\n")]
     problems = [re.match(r"(?:fault|risk|difference|unknown) (\S+): ", line) for line in lines]
     ids = [problem[1] for problem in problems if problem]
@@ -314,83 +317,83 @@ def nagios(root):
     return int(found["current_state"]), ids, {key: int(value) for key, value in counts.items()}
 
 
-def same_in_nagios(name, root, status, document):
-    """Nagios has what the document of a machine says."""
+def check_nagios(name, root, status, document):
+    """Compares the result in Nagios with the JSON document."""
     word, ids = causes(document, status)
     counts = {key: count for key, count in document["summary"].items() if key != "skip"}
-    wanted = ({"pass": 0, "warn": 1, "fail": 2, "unknown": 3}[word], ids, counts)
-    read = nagios(root)
-    assert read == wanted, f"{name}, Nagios: {read} instead of {wanted}"
+    expected = ({"pass": 0, "warn": 1, "fail": 2, "unknown": 3}[word], ids, counts)
+    actual = nagios(root)
+    assert actual == expected, f"{name}, Nagios: {actual} instead of {expected}"
 
 
-def same_in_detector(trees):
-    """A node problem detector with the configuration of docs/check.md has the condition of each of these trees, while one machine
-    becomes one after the other. It has no API server, and tells its conditions itself."""
+def check_detector(trees):
+    """Runs node-problem-detector with the configuration of docs/check.md while one machine changes to each of these trees, and waits
+    for each expected condition. Conditions are read from its own HTTP endpoint, because there is no API server."""
     document = pathlib.Path("docs/check.md").read_text()
     _, _, section = document.partition("\n## A condition by the node problem detector\n")
     configuration = json.loads(re.search(r"```json\n(.*?)```", section, re.S).group(1))
     [condition], [rule] = configuration["conditions"], configuration["rules"]
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
         rule["path"] = program
-        rule["args"] += ["--root", str(folder / "machine")]
+        rule["args"] += ["--root", str(directory / "machine")]
         configuration["pluginConfig"]["invoke_interval"] = "1s"
-        (folder / "gpu-bootstrap.json").write_text(json.dumps(configuration))
-        server, nobody = free_port(), free_port()
+        (directory / "gpu-bootstrap.json").write_text(json.dumps(configuration))
+        server, unused = free_port(), free_port()
         url = f"http://127.0.0.1:{server}/conditions"
         daemon = [
-            detector, f"--config.custom-plugin-monitor={folder}/gpu-bootstrap.json", "--hostname-override=node",
-            f"--port={server}", "--prometheus-port=0", f"--apiserver-override=http://127.0.0.1:{nobody}?inClusterConfig=false",
+            detector, f"--config.custom-plugin-monitor={directory}/gpu-bootstrap.json", "--hostname-override=node",
+            f"--port={server}", "--prometheus-port=0", f"--apiserver-override=http://127.0.0.1:{unused}?inClusterConfig=false",
             "--apiserver-wait-timeout=1s", "--apiserver-wait-interval=1s", "--k8s-exporter-write-events=false",
         ]  # fmt: skip
 
-        def become(tree):
-            """The condition that the machine must have as this tree."""
-            (folder / "next").symlink_to(pathlib.Path(tree).resolve())
-            (folder / "next").replace(folder / "machine")
-            said = subprocess.run([program, *rule["args"]], capture_output=True, text=True, timeout=DEADLINE)
-            text = said.stdout.strip()
+        def switch_to(tree):
+            """Replaces the machine with this tree, and returns the expected condition."""
+            (directory / "next").symlink_to(pathlib.Path(tree).resolve())
+            (directory / "next").replace(directory / "machine")
+            finished = subprocess.run([program, *rule["args"]], capture_output=True, text=True, timeout=DEADLINE)
+            text = finished.stdout.strip()
             status, reason, message = {
                 0: ("False", condition["reason"], condition["message"]),
                 1: ("True", rule["reason"], text),
                 2: ("Unknown", condition["reason"], text),
-            }[said.returncode]
+            }[finished.returncode]
             return {"type": rule["condition"], "status": status, "reason": reason, "message": message}
 
-        wanted = [become(trees[0])]
-        with running("node-problem-detector.log", daemon) as awaited:
+        expected = [switch_to(trees[0])]
+        with running("node-problem-detector.log", daemon) as wait_for:
             for tree in [*trees[1:], None]:
-                awaited(lambda: any(one | wanted[-1] == one for one in asked(url) or []), f"condition {wanted[-1]} in the detector")
+                wait_for(lambda: any(one | expected[-1] == one for one in get_json(url) or []), f"condition {expected[-1]}")
                 if tree:
-                    wanted.append(become(tree))
-    return [one["status"] for one in wanted]
+                    expected.append(switch_to(tree))
+    return [one["status"] for one in expected]
 
 
 for name, (root, status, gpus, switches) in MACHINES.items():
     document = json.loads(check(root, status, "json"))
-    wanted = {finding["id"]: finding["status"] for finding in document["findings"]}
-    # TAP and JUnit know no fifth verdict.
-    four = {key: "skip" if verdict == "unknown" else verdict for key, verdict in wanted.items()}
-    same(f"{name}, TAP", tap(check(root, status, "tap")), four)
-    same(f"{name}, JUnit", junit(check(root, status, "junit")), four)
+    expected = {finding["id"]: finding["status"] for finding in document["findings"]}
+    # TAP and JUnit have no status for unknown results.
+    four = {key: "skip" if verdict == "unknown" else verdict for key, verdict in expected.items()}
+    assert_equal(f"{name}, TAP", tap(check(root, status, "tap")), four)
+    assert_equal(f"{name}, JUnit", junit(check(root, status, "junit")), four)
     metrics = check(root, status, "prometheus")
     run([out / "root/usr/bin/promtool", "check", "metrics"], metrics)
-    same(f"{name}, Prometheus", scraped(metrics), wanted)
+    assert_equal(f"{name}, Prometheus", scraped(metrics), expected)
     problems = [one for one in document["findings"] if one["status"] in ("fail", "warn", "unknown")]
     kinds = {one["id"]: one.get("kind") or one["status"] for one in problems}
-    same(f"{name}, Markdown", markdown(check(root, status, "markdown")), kinds)
-    same_in_nagios(name, root, status, document)
+    assert_equal(f"{name}, Markdown", markdown(check(root, status, "markdown")), kinds)
+    check_nagios(name, root, status, document)
     page = chromium(name, check(root, status, "html"))
-    same(f"{name}, HTML", page.findings, wanted)
+    assert_equal(f"{name}, HTML", page.findings, expected)
     devices = (page.devices["GPUs"], page.devices["NVSwitches"])
     assert devices == (gpus, switches), f"{name}: the page shows {page.devices}"
-    print(f"{name}: {len(wanted)} findings are the same in each format; {out / name}.png shows the page")
+    print(f"{name}: all formats contain the same {len(expected)} findings, screenshot in {out / name}.png")
 
-same_in_nagios("empty", EMPTY, 4, json.loads(check(EMPTY, 4, "json")))
+check_nagios("empty", EMPTY, 4, json.loads(check(EMPTY, 4, "json")))
 if detector:
     trees = [MACHINES["broken"][0], MACHINES["nvswitch"][0], EMPTY, MACHINES["healthy"][0]]
-    said = same_in_detector(trees)
-    assert said == ["True", "True", "Unknown", "False"], said
-    print("the node problem detector has the condition of each machine")
+    statuses = check_detector(trees)
+    assert statuses == ["True", "True", "Unknown", "False"], statuses
+    print("node-problem-detector: the condition of each machine is correct")
 else:
-    print("the node problem detector was not named: what it makes of the plugin was not looked at")
+    print("node-problem-detector: skipped, because NODE_PROBLEM_DETECTOR is not set")

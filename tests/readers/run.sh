@@ -1,11 +1,11 @@
 #!/bin/sh
-# Gives what `check` writes for other programs to these programs, and compares what they read with its JSON document:
-# tests/readers/run.sh [PROGRAM]. TAP is read by Perl's TAP::Parser, JUnit's XML by junitparser, metrics by promtool and, through
-# node_exporter's textfile collector, by Prometheus, Markdown by cmark-gfm, the page by Chromium, and the plugin of Nagios by Nagios
-# Core. No distribution has the node problem detector: it reads its plugin if NODE_PROBLEM_DETECTOR names its program.
+# Tests each output format of `check` with a program that reads it, and compares the result with the JSON output:
+# tests/readers/run.sh [PROGRAM]. TAP is parsed by TAP::Parser, JUnit XML by junitparser, metrics by promtool and by Prometheus via the
+# textfile collector of node_exporter, Markdown by cmark-gfm, HTML by Chromium, and the Nagios plugin output by Nagios Core. No
+# distribution packages node-problem-detector, so its plugin is tested only if NODE_PROBLEM_DETECTOR is the path of its binary.
 #
-# It runs as root on Debian 12 or newer, and installs what is missing from Debian's archive (some 150 MB). A tool that is missing is a
-# failure. What Chromium draws of a healthy, a broken and an 8-GPU machine is in target/readers/*.png.
+# Runs as root on Debian 12 or newer, and installs missing Debian packages (about 150 MB). If a tool cannot be installed, the test
+# fails. Screenshots of the HTML page for a healthy, a broken and an 8-GPU machine are written to target/readers/*.png.
 set -eu
 cd "$(dirname "$0")/../.."
 out=target/readers
@@ -27,10 +27,10 @@ if [ -n "$missing" ] || [ ! -e "$out/unpacked" ]; then
     apt update
 fi
 if [ -n "$missing" ]; then
-    # shellcheck disable=SC2086 # a list of words
+    # shellcheck disable=SC2086 # A list of packages.
     apt install -y --no-install-recommends $missing
 fi
-# Their packages start services, so they are only unpacked.
+# Only unpack these packages, because they start services when installed.
 if [ ! -e "$out/unpacked" ]; then
     rm -rf "$out/root" "$out/download"/*
     (cd "$out/download" && apt download nagios4-core prometheus prometheus-node-exporter)
@@ -40,7 +40,7 @@ if [ ! -e "$out/unpacked" ]; then
     touch "$out/unpacked"
 fi
 
-# A machine whose system brings the driver: this is what makes it healthy without gpu-bootstrap.
+# A healthy machine without gpu-bootstrap: its operating system (NixOS) provides the driver.
 healthy=$out/healthy
 rm -rf "$healthy"
 put() {
@@ -62,7 +62,7 @@ put "$gpu/device" 0x26b9
 put "$gpu/class" 0x030200
 ln -s ../../../bus/pci/drivers/nvidia "$healthy/$gpu/driver"
 
-# A copy of a machine in which nothing was kept.
+# A root directory without any data of a machine.
 mkdir -p "$out/empty/etc"
 
 exec /usr/bin/python3 tests/readers/read.py "$program" "$out" ${NODE_PROBLEM_DETECTOR:+"$NODE_PROBLEM_DETECTOR"}

@@ -80,7 +80,7 @@ func main() {
 		end(syscall.Exec(kubectl, append([]string{"kubectl"}, os.Args[2:]...), os.Environ()))
 	}
 	if len(os.Args) != 2 || os.Args[1] != "agent" {
-		end(fmt.Errorf("a fake of the test bed: it knows `%s agent` and `%s kubectl`", name, name))
+		end(fmt.Errorf("a fake of the test bed, which supports only `%s agent` and `%s kubectl`", name, name))
 	}
 	end(agent(name))
 }
@@ -97,11 +97,11 @@ func agent(name string) error {
 	}
 	server, token := one(config, "server"), one(config, "token")
 	if !strings.HasPrefix(server, "https://") {
-		return fmt.Errorf("--server is required, with https://, and is %q", server)
+		return fmt.Errorf("--server must be an https:// URL, not %q", server)
 	}
 	if file := one(config, "token-file"); file != "" {
 		if token != "" {
-			return errors.New("--token and --token-file are both there")
+			return errors.New("--token and --token-file are mutually exclusive")
 		}
 		content, err := os.ReadFile(file)
 		if err != nil {
@@ -145,15 +145,15 @@ func agent(name string) error {
 	return syscall.Exec(programs+"/kubelet", append([]string{"kubelet"}, arguments...), os.Environ())
 }
 
-// The merged configuration; a single value is a list of one.
-func read(folder string) (map[string][]string, error) {
-	parts, err := filepath.Glob(folder + "/config.yaml.d/*.yaml")
+// Reads the merged configuration. A single value becomes a list with one element.
+func read(directory string) (map[string][]string, error) {
+	parts, err := filepath.Glob(directory + "/config.yaml.d/*.yaml")
 	if err != nil {
 		return nil, err
 	}
 	sort.Strings(parts)
 	merged := map[string][]string{}
-	for _, path := range append([]string{folder + "/config.yaml"}, parts...) {
+	for _, path := range append([]string{directory + "/config.yaml"}, parts...) {
 		content, err := os.ReadFile(path)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -177,7 +177,7 @@ func read(folder string) (map[string][]string, error) {
 			}
 			if name != key {
 				if of != list {
-					return nil, fmt.Errorf("%s: %s: this fake appends to lists alone", path, key)
+					return nil, fmt.Errorf("%s: %s: this fake appends only to lists", path, key)
 				}
 				found = append(merged[name], found...)
 			}
@@ -209,7 +209,7 @@ func typed(of kind, value any) ([]string, error) {
 		for _, one := range value {
 			text, is := one.(string)
 			if !is {
-				return nil, fmt.Errorf("%v is no text", one)
+				return nil, fmt.Errorf("%v is not a string", one)
 			}
 			all = append(all, text)
 		}
@@ -226,7 +226,7 @@ func one(config map[string][]string, key string) string {
 }
 
 // Queries the cluster, and writes the files that the kubelet needs; returns its arguments.
-func prepare(folder, server, token string) ([]string, error) {
+func prepare(directory, server, token string) ([]string, error) {
 	refused := func(why string) error {
 		return fmt.Errorf("Failed to validate connection to cluster at %s: %s", server, why)
 	}
@@ -242,7 +242,7 @@ func prepare(folder, server, token string) ([]string, error) {
 		} `json:"clusters"`
 	}
 	if err := yaml.Unmarshal([]byte(info), &description); err != nil || len(description.Clusters) != 1 {
-		return nil, refused("its description names no authority")
+		return nil, refused("the ConfigMap cluster-info contains no CA certificate")
 	}
 	authority := description.Clusters[0].Cluster.Authority
 	if parts := withDigest.FindStringSubmatch(token); parts != nil {
@@ -253,11 +253,11 @@ func prepare(folder, server, token string) ([]string, error) {
 		token = parts[2]
 	}
 	if !bootstrapToken.MatchString(token) {
-		return nil, refused("this fake knows bootstrap tokens alone")
+		return nil, refused("this fake supports only bootstrap tokens")
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(authority) {
-		return nil, refused("its authority is none")
+		return nil, refused("the ConfigMap cluster-info contains an invalid CA certificate")
 	}
 	kubelet, err := configMap(pool, token, server, "kube-system", "kubelet-config", "kubelet")
 	if err != nil {
@@ -267,7 +267,7 @@ func prepare(folder, server, token string) ([]string, error) {
 	if err := yaml.Unmarshal([]byte(kubelet), &settings); err != nil {
 		return nil, err
 	}
-	certificate := folder + "/server-ca.crt"
+	certificate := directory + "/server-ca.crt"
 	settings["authentication"] = map[string]any{"x509": map[string]any{"clientCAFile": certificate}}
 	delete(settings, "staticPodPath")
 	configuration, err := json.Marshal(settings)
@@ -293,7 +293,7 @@ func prepare(folder, server, token string) ([]string, error) {
 		"etc/kubelet.conf":           string(configuration),
 		"etc/containerd/config.toml": containers,
 	} {
-		path = filepath.Join(folder, path)
+		path = filepath.Join(directory, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return nil, err
 		}
@@ -302,10 +302,10 @@ func prepare(folder, server, token string) ([]string, error) {
 		}
 	}
 	return []string{
-		"--bootstrap-kubeconfig=" + folder + "/bootstrap.kubeconfig",
-		"--kubeconfig=" + folder + "/kubelet.kubeconfig",
-		"--cert-dir=" + folder + "/pki",
-		"--config=" + folder + "/etc/kubelet.conf",
+		"--bootstrap-kubeconfig=" + directory + "/bootstrap.kubeconfig",
+		"--kubeconfig=" + directory + "/kubelet.kubeconfig",
+		"--cert-dir=" + directory + "/pki",
+		"--config=" + directory + "/etc/kubelet.conf",
 		"--container-runtime-endpoint=unix://" + socket,
 	}, nil
 }
@@ -348,11 +348,11 @@ func configMap(pool *x509.CertPool, token, server, namespace, name, key string) 
 	if err != nil {
 		return "", err
 	}
-	var answer struct {
+	var result struct {
 		Data map[string]string `json:"data"`
 	}
-	if err := json.Unmarshal(body, &answer); err != nil {
+	if err := json.Unmarshal(body, &result); err != nil {
 		return "", err
 	}
-	return answer.Data[key], nil
+	return result.Data[key], nil
 }

@@ -54,12 +54,12 @@ func (p *plugin) Allocate(_ context.Context, request *api.AllocateRequest) (*api
 }
 
 func run() error {
-	said, err := exec.Command("nvidia-smi", "-L").Output()
+	output, err := exec.Command("nvidia-smi", "-L").Output()
 	if err != nil {
 		return fmt.Errorf("nvidia-smi: %w", err)
 	}
 	served := &plugin{}
-	for _, found := range listed.FindAllStringSubmatch(string(said), -1) {
+	for _, found := range listed.FindAllStringSubmatch(string(output), -1) {
 		served.devices = append(served.devices, &api.Device{ID: found[1], Health: api.Healthy})
 	}
 	path := api.DevicePluginPath + socket
@@ -72,8 +72,8 @@ func run() error {
 	}
 	server := grpc.NewServer()
 	api.RegisterDevicePluginServer(server, served)
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
+	stopped := make(chan error, 1)
+	go func() { stopped <- server.Serve(listener) }()
 
 	kubelet, err := grpc.NewClient("unix://"+api.KubeletSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -90,8 +90,8 @@ func run() error {
 	if err != nil {
 		return fmt.Errorf("register: %w", err)
 	}
-	fmt.Printf("offers %d %s\n", len(served.devices), resource)
-	return <-ended
+	fmt.Printf("registered %d %s\n", len(served.devices), resource)
+	return <-stopped
 }
 
 func main() {

@@ -1,4 +1,4 @@
-// runc without cgroups and OOM scores: a container machine of the test harness has no cgroups of its own, and the
+// runc without cgroups and OOM scores: a container machine of the test harness has no separate cgroups, and the
 // kubelet requests some for every pod. It removes them from the bundle, then executes the real runc.
 package main
 

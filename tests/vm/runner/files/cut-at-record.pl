@@ -10,18 +10,18 @@ use POSIX qw(SA_NOCLDSTOP SIGCHLD WNOHANG);
 require "/usr/lib/testbed/journal.pl";
 
 my ($pass, $delay, @command) = @ARGV;
-Journal::on_one_processor(@ARGV);
+Journal::pin_to_cpu(@ARGV);
 
 # EXT4_IOC_SHUTDOWN, `_IOR('X', 125, __u32)`, with EXT4_GOING_FLAGS_NOLOGFLUSH: Linux, fs/ext4/ext4.h.
 my ($shutdown, $no_log_flush) = (0x8004587d, 2);
 my $cut = 42;
 my $seconds = 300;
 # Not on the disk that loses its power.
-my $said = "/run/cut-at-record.log";
+my $log = "/run/cut-at-record.log";
 my $unit = "gpu-bootstrap-resume.service";
 
 sub fail {
-    system("tail", "-n", "60", $said);
+    system("tail", "-n", "60", $log);
     die @_;
 }
 
@@ -36,7 +36,7 @@ sub cut {
 
 my $end = time + $seconds;
 while (`systemctl show -P ActiveState $unit` =~ /^(activating|active|reloading)/) {
-    fail("$unit does not finish\n") if time > $end;
+    fail("$unit did not finish in $seconds s\n") if time > $end;
     select(undef, undef, undef, 0.2);
 }
 
@@ -52,11 +52,11 @@ POSIX::sigaction(SIGCHLD, POSIX::SigAction->new(sub { }, POSIX::SigSet->new, SA_
 my $pid = fork() // die "fork: $!";
 if ($pid == 0) {
     open(STDIN, "<", "/dev/null") or die "/dev/null: $!";
-    open(STDOUT, ">>", $said) and open(STDERR, ">&", \*STDOUT) or die "$said: $!";
+    open(STDOUT, ">>", $log) and open(STDERR, ">&", \*STDOUT) or die "$log: $!";
     exec("chrt", "--other", "0", @command) or die "chrt: $!";
 }
 while (1) {
-    Journal::noted() if Journal::written();
+    Journal::drain() if Journal::written();
     for my $name (Journal::fresh()) {
         next if $known{$name}++;
         cut($name) if $pass-- == 0;

@@ -6,8 +6,8 @@ use POSIX ();
 
 package Journal;
 
-my ($parent, $folder) = ("/var/lib", "/var/lib/gpu-bootstrap");
-my $journal = "$folder/journal.jsonl";
+my ($parent, $directory) = ("/var/lib", "/var/lib/gpu-bootstrap");
+my $journal = "$directory/journal.jsonl";
 # System call numbers of x86-64, and their flags: inotify_init1(2), asm/unistd_64.h.
 die "the system call numbers are for x86-64\n" if (POSIX::uname())[4] ne "x86_64";
 my ($inotify_init1, $inotify_add_watch) = (294, 254);
@@ -18,13 +18,13 @@ my ($offset, @names) = (0);
 
 # Pins this program and its children to the current CPU, where it has the higher priority, so that it notices each write
 # before the next one. Concurrent cases may share a CPU, but need not.
-sub on_one_processor {
+sub pin_to_cpu {
     my @arguments = @_;
-    return if $ENV{LOOKS_ON};
-    $ENV{LOOKS_ON} = 1;
+    return if $ENV{TESTBED_PINNED};
+    $ENV{TESTBED_PINNED} = 1;
     open(my $stat, "<", "/proc/self/stat") or die "/proc/self/stat: $!";
-    my $processor = (split / /, (<$stat> =~ s/.*\) //sr))[36];
-    exec("taskset", "--cpu-list", $processor, "chrt", "--fifo", "10", $0, @arguments) or die "taskset: $!";
+    my $cpu = (split / /, (<$stat> =~ s/.*\) //sr))[36];
+    exec("taskset", "--cpu-list", $cpu, "chrt", "--fifo", "10", $0, @arguments) or die "taskset: $!";
 }
 
 # The names of the records since the last call.
@@ -37,7 +37,7 @@ sub fresh {
     while (my $line = <$file>) {
         last if $line !~ /\n\z/;
         $offset += length $line;
-        my ($kind) = $line =~ /"record":\{"kind":"([a-z-]+)"/ or die "no record: $line";
+        my ($kind) = $line =~ /"record":\{"kind":"([a-z-]+)"/ or die "not a record: $line";
         my $about = "";
         if ($kind eq "intent") {
             ($about) = $line =~ /"change":(.*?),"undo":\{/ or die "no change: $line";
@@ -55,7 +55,7 @@ sub names { return @names }
 
 my $writes = syscall($inotify_init1, $nonblock | $cloexec);
 die "inotify: $!" if $writes < 0;
-open(my $told, "<&=", $writes) or die "inotify: $!";
+open(my $events, "<&=", $writes) or die "inotify: $!";
 
 sub add {
     my ($path) = @_;
@@ -63,7 +63,7 @@ sub add {
 }
 
 # Called repeatedly: the directory may be removed and created again.
-sub watch { add($folder) }
+sub watch { add($directory) }
 
 # Waits a moment for a write or for a signal; returns whether there was a write.
 sub written {
@@ -73,8 +73,8 @@ sub written {
 }
 
 # The events only report a write; `fresh` reads the journal.
-sub noted {
-    sysread($told, my $events, 65536);
+sub drain {
+    sysread($events, my $buffer, 65536);
     watch();
 }
 

@@ -38,7 +38,7 @@ show() {
 }
 
 # Replaces a library with a fake, with the inventory at its end for containers: NAME FAKE
-stand_in() {
+replace_library() {
     for library in /usr/lib/x86_64-linux-gnu/"$1".so.*.* /usr/lib64/"$1".so.*.*; do
         [ -f "$library" ] && [ ! -L "$library" ] || continue
         {
@@ -76,8 +76,8 @@ nvml() {
             printf '[faults]\nversion-mismatch = true\n'
         fi
     } >"$here/fake-nvml.toml"
-    stand_in libnvidia-ml nvml.so
-    stand_in libcuda cuda.so
+    replace_library libnvidia-ml nvml.so
+    replace_library libcuda cuda.so
 }
 
 # Loads a module, or rejects it: FILE OPTIONS
@@ -181,7 +181,7 @@ modprobe)
         insmod) insert $rest ;;
         rmmod) remove "$rest" ;;
         install | remove) sh -c "$rest" ;;
-        *) echo "modprobe: a step that the test bed does not know: $what $rest" >&2 && exit 1 ;;
+        *) echo "modprobe: a step that this fake does not support: $what $rest" >&2 && exit 1 ;;
         esac || exit 1
     done
     show

@@ -9,11 +9,11 @@ use warnings;
 use POSIX qw(SA_NOCLDSTOP SIGCHLD WNOHANG);
 require "/usr/lib/testbed/journal.pl";
 
-Journal::on_one_processor(@ARGV);
+Journal::pin_to_cpu(@ARGV);
 
 # More kills, more tries for one record, or more seconds for one run mean that it hangs.
 my ($most, $tries, $seconds) = (250, 3, 300);
-my $said = "/root/killed.log";
+my $log = "/root/killed.log";
 
 my (%kills, %tried);
 
@@ -31,10 +31,10 @@ Journal::fresh();
 my $before = Journal::names();
 my $count = 0;
 RUN: while (1) {
-    die "killed $count times, and no run finishes\n" if $count >= $most;
+    die "no run finished after $count kills\n" if $count >= $most;
     $pid = fork() // die "fork: $!";
     if ($pid == 0) {
-        open(STDOUT, ">>", $said) and open(STDERR, ">&", \*STDOUT) or die "$said: $!";
+        open(STDOUT, ">>", $log) and open(STDERR, ">&", \*STDOUT) or die "$log: $!";
         exec("chrt", "--other", "0", @ARGV) or die "chrt: $!";
     }
     my $end = time + $seconds;
@@ -42,7 +42,7 @@ RUN: while (1) {
         my $stopped = Journal::written();
         if ($stopped) {
             kill(STOP => $pid);
-            Journal::noted();
+            Journal::drain();
         }
         my @fresh = Journal::fresh();
         my $last = $fresh[-1];
@@ -62,13 +62,13 @@ RUN: while (1) {
             undef $pid;
             my $status = $? >> 8;
             if ($? != 0) {
-                system("tail", "-n", "40", $said);
+                system("tail", "-n", "40", $log);
                 die "an uninterrupted run exited with status $status\n";
             }
             last RUN;
         }
         if (time > $end) {
-            system("tail", "-n", "40", $said);
+            system("tail", "-n", "40", $log);
             die "a run took more than $seconds s\n";
         }
         kill(CONT => $pid) if $stopped;
@@ -81,6 +81,6 @@ my %kinds;
 $kinds{(split / /, $_)[0]}++ for keys %kills;
 printf "killed %d times, after %d of %d different records: %s\n", $count, scalar keys %kills,
     scalar keys %written, join(", ", map { "$kinds{$_} $_" } sort keys %kinds);
-die "no record was killed after\n" if $count == 0;
-print map { "not caught: " . short($_) . "\n" } @missed;
-die "too many were not caught\n" if 10 * @missed > keys %written;
+die "no run was killed\n" if $count == 0;
+print map { "missed: " . short($_) . "\n" } @missed;
+die "too many records were missed\n" if 10 * @missed > keys %written;

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Part of the test harness: leave-free FOLDER MIB fills the filesystem of a directory with one file, so that about this
+# Part of the test harness: leave-free DIRECTORY MIB fills the filesystem of a directory with one file, so that about this
 # much stays free. With 0 it is completely full, including the space reserved for root.
 set -eu
 file=$1/filled-by-the-bed

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Part of the test harness: imports a directory as an image into the kubelet's containerd: NAME FOLDER [PROGRAM]
+# Part of the test harness: imports a directory as an image into the kubelet's containerd: NAME DIRECTORY [PROGRAM]
 set -eu
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Part of the test harness, for the token in a file: `secret watch FILE [cmdline]` searches command lines and, without
 # the second word, environments of processes until it is killed, and records each match; `secret search FILE
-# [FOLDER...]` fails if there was a match, or if the token is now in another file outside of these directories, or in
+# [DIRECTORY...]` fails if there was a match, or if the token is now in another file outside of these directories, or in
 # the journal. Only the secret part of the token counts; the rest is its ID.
 set -u
 found=/run/testbed-secret
@@ -21,14 +21,14 @@ search)
     printf '^%s/\n' "$@" >"$kept"
     test $# -gt 0 || : >"$kept"
     if [ -s "$found" ]; then
-        echo "it was in $(sort -u "$found" | tr '\n' ' ')"
+        echo "the token was in $(sort -u "$found" | tr '\n' ' ')"
         exit 1
     fi
     files=$(sed 's/.*[.]//' "$file" | grep -rlaFs -D skip -f - /boot /etc /home /opt /root /run /srv /tmp /usr /var |
         grep -vxF "$file" | grep -v -f "$kept")
     rm "$kept"
     if [ -n "$files" ]; then
-        echo "it is in $files"
+        echo "the token is in $files"
         exit 1
     fi
     pattern=$(mktemp)

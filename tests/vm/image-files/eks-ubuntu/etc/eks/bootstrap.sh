@@ -1,10 +1,10 @@
 #!/usr/bin/python3
-"""Part of the test bed: replaces `bootstrap.sh` of Canonical's images for EKS.
+"""Part of the test harness: replaces `bootstrap.sh` of Canonical's EKS images.
 
-Made after its published text (Canonical's customized version of Amazon's script, 2020 and later, as public repositories have it):
-it takes the same options, fills the kubeconfig in, writes containerd's whole configuration anew and restarts it, sets the
-options of the snap `kubelet-eks`, and starts it. It is stricter: it refuses options that the script does not have, which that
-takes for the name of the cluster, and a cluster that it would have to ask the EKS API for.
+Modeled on the published script (Canonical's version of Amazon's script, 2020 and later, from public repositories). It has the same
+options, fills in the kubeconfig, replaces the containerd configuration and restarts containerd, configures the snap `kubelet-eks`,
+and starts it. It is stricter than the real script: it rejects unknown options, which the real script would use as the cluster
+name, and requires the endpoint and the CA certificate, which the real script would otherwise request from the EKS API.
 """
 import base64
 import json
@@ -23,11 +23,11 @@ def run(*words):
 
 
 def metadata(path):
-    asked = urllib.request.Request("http://169.254.169.254/latest/api/token", method="PUT",
-                                   headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
-    token = urllib.request.urlopen(asked, timeout=10).read().decode()
-    wanted = urllib.request.Request("http://169.254.169.254/latest/" + path, headers={"X-aws-ec2-metadata-token": token})
-    return urllib.request.urlopen(wanted, timeout=10).read().decode()
+    request = urllib.request.Request("http://169.254.169.254/latest/api/token", method="PUT",
+                                     headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+    token = urllib.request.urlopen(request, timeout=10).read().decode()
+    request = urllib.request.Request("http://169.254.169.254/latest/" + path, headers={"X-aws-ec2-metadata-token": token})
+    return urllib.request.urlopen(request, timeout=10).read().decode()
 
 
 def main(words):
@@ -42,7 +42,7 @@ def main(words):
     if len(names) != 1 or not names[0]:
         sys.exit("CLUSTER_NAME is not defined")
     if given.get("--container-runtime", "containerd") != "containerd":
-        sys.exit("bootstrap.sh (a fake of the test bed): this fake knows only containerd")
+        sys.exit("bootstrap.sh (a fake of the test bed): only containerd is supported")
     server, authority = given["--apiserver-endpoint"], base64.b64decode(given["--b64-cluster-ca"], validate=True)
     run("snap", "stop", "kubelet-eks")
     document = json.loads(metadata("dynamic/instance-identity/document"))
