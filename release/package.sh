@@ -44,6 +44,12 @@ EOF
 sed -n '5,$s/^$/./; 5,$s/^/ /p' LICENSE-MIT >mit
 sed -i -e '/^@MIT@$/{r mit
 d}' copyright
+{
+    find doc -type d -printf '  - {dst: /usr/share/doc/gpu-bootstrap/%P, type: dir, packager: rpm, file_info: {mode: 0755}}\n'
+    find doc -type f -printf '  - {src: %p, dst: /usr/share/doc/gpu-bootstrap/%P, type: doc, packager: rpm}\n'
+    find man -name '*.1.gz' -printf '  - {src: %p, dst: /usr/share/man/man1/%P, type: doc, packager: rpm}\n'
+    find man -name '*.5.gz' -printf '  - {src: %p, dst: /usr/share/man/man5/%P, type: doc, packager: rpm}\n'
+} | LC_ALL=C sort >>nfpm.yaml
 find . -type d -exec chmod 755 {} +
 find . -type f ! -name gpu-bootstrap -exec chmod 644 {} +
 find . -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +

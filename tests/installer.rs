@@ -194,10 +194,7 @@ fn package_with_another_checksum_is_refused() {
 fn script_without_checksums_is_refused() {
     let machine = Machine::with(&["dpkg", "apt-get"]);
     let release = machine.at("release").display().to_string();
-    let output = machine.run(
-        Path::new(&format!("{RELEASE}/install.sh")),
-        &[&release],
-    );
+    let output = machine.run(Path::new(&format!("{RELEASE}/install.sh")), &[&release]);
     machine.assert_refused(&output, "contains no checksums");
 }
 

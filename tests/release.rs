@@ -186,7 +186,8 @@ fn purge_keeps_the_state_while_changes_are_applied() {
         let applied = fold(&history.expect("a valid sample").lines).applied;
         let system = System::new();
         system.put(JOURNAL, &content);
-        let said = system.run("postrm", "purge");
+        let said = system.run("postrm", "remove");
+        system.run("postrm", "purge");
         if said.contains("journal.jsonl is damaged") {
             torn += 1;
             assert!(system.at(JOURNAL).exists(), "{name}");
@@ -239,10 +240,16 @@ fn purge_keeps_the_state_if_the_journal_is_lost_or_damaged() {
     let reverted = complete.replace("\"kind\":\"intent\"", "\"kind\":\"other\"");
     for (files, reason) in [
         (&[("receipt.json", "{}")][..], "contains no journal"),
-        (&[("journal.jsonl", ""), ("backups/1", "")], "contains no journal"),
+        (
+            &[("journal.jsonl", ""), ("backups/1", "")],
+            "contains no journal",
+        ),
         (&[("journal.jsonl.damaged", "")], "was set aside"),
         (&[("journal.jsonl", "\0\0\n")], "is damaged"),
-        (&[("journal.jsonl", &reverted[..reverted.len() - 3])], "is damaged"),
+        (
+            &[("journal.jsonl", &reverted[..reverted.len() - 3])],
+            "is damaged",
+        ),
     ] {
         let system = System::new();
         for (name, content) in files {
@@ -268,11 +275,23 @@ fn removal_lists_what_stays_and_upgrades_do_not() {
     system.put("etc/gpu-bootstrap/config.toml", "");
     for argument in ["remove", "0"] {
         let said = system.run("postrm", argument);
-        assert!(said.contains("\n  packages.hold: hold-packages\n"), "{said}");
-        assert!(said.contains("`gpu-bootstrap uninstall` needs it"), "{said}");
+        assert!(
+            said.contains("\n  packages.hold: hold-packages\n"),
+            "{said}"
+        );
+        assert!(
+            said.contains("`gpu-bootstrap uninstall` needs it"),
+            "{said}"
+        );
         assert!(said.contains("etc/gpu-bootstrap stay"), "{said}");
     }
-    for argument in ["upgrade", "1", "failed-upgrade", "abort-install", "disappear"] {
+    for argument in [
+        "upgrade",
+        "1",
+        "failed-upgrade",
+        "abort-install",
+        "disappear",
+    ] {
         assert_eq!(system.run("postrm", argument), "");
     }
     assert!(system.at(JOURNAL).exists());
@@ -290,10 +309,16 @@ fn removal_stops_only_the_timer_of_the_package() {
         ("/usr/local/bin/gpu-bootstrap", "remove", false),
     ] {
         let system = System::new();
-        system.put("bin/systemctl", "#!/bin/sh\necho \"$*\" >>\"$ROOT/calls\"\n");
+        system.put(
+            "bin/systemctl",
+            "#!/bin/sh\necho \"$*\" >>\"$ROOT/calls\"\n",
+        );
         let mode = fs::Permissions::from_mode(0o755);
         fs::set_permissions(system.at("bin/systemctl"), mode).expect("executable");
-        system.put(unit, format!("[Service]\nExecStart={program} check --as-installed\n"));
+        system.put(
+            unit,
+            format!("[Service]\nExecStart={program} check --as-installed\n"),
+        );
         system.run("prerm", argument);
         let calls = fs::read_to_string(system.at("calls")).unwrap_or_default();
         let expected = format!(
@@ -328,7 +353,10 @@ fn installation_reports_another_copy_and_a_disabled_timer() {
     system.put("etc/systemd/system/gpu-bootstrap-check.timer", "");
     let said = system.run("postinst", "configure");
     assert!(said.contains("rm /usr/local/bin/gpu-bootstrap"), "{said}");
-    assert!(said.contains("gpu-bootstrap-check.timer is disabled"), "{said}");
+    assert!(
+        said.contains("gpu-bootstrap-check.timer is disabled"),
+        "{said}"
+    );
     assert_eq!(system.run("postinst", "abort-upgrade"), "");
     let wants = "etc/systemd/system/timers.target.wants/gpu-bootstrap-check.timer";
     system.put(wants, "");

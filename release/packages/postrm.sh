@@ -54,14 +54,15 @@ if [ -e "$state" ]; then
     done
 fi
 
-# shellcheck disable=SC2016 # The commands are text.
 if [ -n "$unknown" ]; then
-    echo "gpu-bootstrap: the package was removed. The changes to this machine are unknown, because $unknown. $state stays."
+    echo "gpu-bootstrap: the changes to this machine are unknown, because $unknown. $state stays."
 elif [ -n "$changes" ]; then
-    echo 'gpu-bootstrap: the package was removed, but these changes to this machine stay (steps: change):'
-    printf '%s\n' "$changes" | sort | uniq | sed 's/^/  /'
-    echo "$state also stays, because \`gpu-bootstrap uninstall\` needs it. To revert the changes, install the package again and run"
-    echo 'this command.'
+    if [ "$1" != purge ]; then
+        echo 'gpu-bootstrap: the package was removed, but these changes to this machine stay (steps: change):'
+        printf '%s\n' "$changes" | sort | uniq | sed 's/^/  /'
+    fi
+    echo "gpu-bootstrap: $state stays, because \`gpu-bootstrap uninstall\` needs it. To revert the changes, install the package"
+    echo 'again and run this command.'
 elif [ -e "$state" ]; then
     if [ "$1" = purge ]; then
         rm -rf "$state"
