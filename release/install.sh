@@ -73,7 +73,7 @@ main() {
         mv "$directory/.gpu-bootstrap.new" "$directory/gpu-bootstrap"
         ;;
     esac
-    echo "installed: $(PATH=${directory:-/usr/bin}:$PATH gpu-bootstrap --version)"
+    echo "installed: $name"
     echo 'Next: gpu-bootstrap plan'
 }
 

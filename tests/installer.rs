@@ -13,6 +13,9 @@ use tempfile::TempDir;
 
 const RELEASE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/release");
 
+/// The binary in the archive.
+const PROGRAM: &str = "the program";
+
 /// The programs of the system that the script needs.
 const PROGRAMS: [&str; 13] = [
     "sh",
@@ -44,8 +47,7 @@ impl Machine {
         for name in ["bin", "release", "tmp", "gpu-bootstrap-1.2.3-linux-x86_64"] {
             fs::create_dir(machine.at(name)).expect("created");
         }
-        let program = "#!/bin/sh\necho gpu-bootstrap 1.2.3\n";
-        machine.write("gpu-bootstrap-1.2.3-linux-x86_64/gpu-bootstrap", program);
+        machine.write("gpu-bootstrap-1.2.3-linux-x86_64/gpu-bootstrap", PROGRAM);
         let packed = Command::new("tar")
             .arg("czf")
             .arg(machine.at("release/gpu-bootstrap-1.2.3-linux-x86_64.tar.gz"))
@@ -72,7 +74,6 @@ impl Machine {
         }
         machine.program("id", "echo 0");
         machine.program("uname", "echo x86_64");
-        machine.program("gpu-bootstrap", "echo gpu-bootstrap of the package");
         for name in programs {
             // The last argument is the package.
             let body = format!(
@@ -150,18 +151,24 @@ fn assert_success(output: &Output, last: &str) {
 
 #[test]
 fn package_of_the_system_is_installed() {
-    for (programs, installed, call) in [
+    for (programs, name, content, call) in [
         (
             &["dpkg", "apt-get"][..],
+            "gpu-bootstrap_1.2.3_amd64.deb",
             "the deb",
             "apt-get -q -y -o DPkg::Lock::Timeout=300 install /",
         ),
-        (&["rpm"], "the rpm", "rpm -U --replacepkgs /"),
+        (
+            &["rpm"],
+            "gpu-bootstrap-1.2.3-1.x86_64.rpm",
+            "the rpm",
+            "rpm -U --replacepkgs /",
+        ),
     ] {
         let machine = Machine::with(programs);
         let output = machine.install_locally();
-        assert_success(&output, "installed: gpu-bootstrap of the package\n");
-        assert_eq!(machine.read("installed").as_deref(), Some(installed));
+        assert_success(&output, &format!("installed: {name}\n"));
+        assert_eq!(machine.read("installed").as_deref(), Some(content));
         let calls = machine.read("calls").expect("a call");
         assert!(calls.starts_with(call), "{calls}");
         assert_eq!(calls.lines().count(), 1, "{calls}");
@@ -176,8 +183,10 @@ fn binary_is_installed_in_a_given_directory() {
     let release = machine.at("release").display().to_string();
     let programs = machine.at("programs").display().to_string();
     let output = machine.install(&[&release, &programs]);
-    assert_success(&output, "installed: gpu-bootstrap 1.2.3\n");
+    assert_success(&output, "-linux-x86_64.tar.gz\n");
     assert_eq!(machine.read("calls"), None);
+    let program = machine.read("programs/gpu-bootstrap");
+    assert_eq!(program.as_deref(), Some(PROGRAM));
     let mode = machine.at("programs/gpu-bootstrap").metadata();
     assert_eq!(mode.expect("a file").permissions().mode() & 0o7777, 0o755);
     assert_eq!(fs::read_dir(&programs).expect("a directory").count(), 1);
