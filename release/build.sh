@@ -96,6 +96,7 @@ Version: $version
 Commit: $(git rev-parse HEAD)
 Source-Date-Epoch: $SOURCE_DATE_EPOCH
 Compiler: $(rustc --version)
-Tools:$(sed -n 's/^\([a-z].*\) --hash=\(.*\)/\n \1 \2/p' release/requirements.txt)
+Tools:
+$(sed -n 's/^\([a-z].*\) --hash=\(.*\)/ \1 \2/p' release/requirements.txt)
 EOF
 release/checksums.sh "$out"

@@ -14,7 +14,8 @@ if [ -x "$root/usr/local/bin/gpu-bootstrap" ]; then
 fi
 # Removal of the package disables the timer.
 units=$root/etc/systemd/system
-if [ -e "$units/gpu-bootstrap-check.timer" ] && [ ! -e "$units/timers.target.wants/gpu-bootstrap-check.timer" ]; then
+wanted=$units/timers.target.wants/gpu-bootstrap-check.timer
+if [ -e "$units/gpu-bootstrap-check.timer" ] && [ ! -e "$wanted" ] && [ ! -L "$wanted" ]; then
     # shellcheck disable=SC2016 # The command is text.
     echo 'gpu-bootstrap: gpu-bootstrap-check.timer is disabled. To enable it, run your `gpu-bootstrap install` command.'
 fi
