@@ -50,8 +50,10 @@ d}' copyright
     find man -name '*.1.gz' -printf '  - {src: %p, dst: /usr/share/man/man1/%P, type: doc, packager: rpm}\n'
     find man -name '*.5.gz' -printf '  - {src: %p, dst: /usr/share/man/man5/%P, type: doc, packager: rpm}\n'
 } | LC_ALL=C sort >>nfpm.yaml
+# The result must not depend on the umask.
 find . -type d -exec chmod 755 {} +
-find . -type f ! -name gpu-bootstrap -exec chmod 644 {} +
+find . -type f -exec chmod 644 {} +
+chmod 755 gpu-bootstrap
 find . -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 
 # nfpm expands VERSION, RELEASE and GOARCH in nfpm.yaml. A .deb without a revision is a native package, which has one changelog.

@@ -32,8 +32,10 @@ applied() {
             order[++count] = seq
         }
         kind == "reverted" { delete change[intent] }
-        # The change had no lasting effect. In a string, a quotation mark follows a backslash.
-        (kind == "applied" || kind == "interrupted" || kind == "failed") && /,"undo":\{"undo":"nothing"/ { delete change[intent] }
+        # The change had no lasting effect. In a string, a quotation mark follows a backslash. A package transaction without effect
+        # is not recognized, so the state stays.
+        (kind == "applied" || kind == "interrupted" || kind == "failed") &&
+            /,"undo":\{"undo":("nothing"|"unhold","held":\[\])/ { delete change[intent] }
         END {
             if (broken) exit 1
             for (i = 1; i <= count; i++) if (order[i] in change) print steps[order[i]] ": " change[order[i]]
