@@ -1,6 +1,6 @@
 #!/bin/sh
-# Checks that this commit can be released: release/tag.sh [TAG]. If the commit has a version tag, or if TAG is given, the tag must be
-# at this commit and have the version of Cargo.toml, no file may differ from the commit, and the changelog must contain the
+# Checks that this commit can be released: release/tag.sh [TAG]. If the commit has a version tag, or if TAG is given, the tag must
+# be at this commit and have the version of Cargo.toml, no file may differ from the commit, and the changelog must contain the
 # version. A commit without a version tag can be built, but is not a release.
 set -eu
 cd "$(dirname "$0")/.."

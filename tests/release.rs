@@ -108,6 +108,91 @@ fn checksums_include_the_installer() {
     assert!(verified.success());
 }
 
+/// A repository with one commit.
+struct Repository(TempDir);
+
+impl Repository {
+    fn new() -> Self {
+        let one = Self(tempfile::tempdir().expect("a directory"));
+        let release = one.0.path().join("release");
+        fs::create_dir(&release).expect("created");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/release/tag.sh");
+        fs::copy(script, release.join("tag.sh")).expect("copied");
+        one.put("Cargo.toml", "[workspace.package]\nversion = \"1.2.3\"\n");
+        one.put("CHANGELOG.md", "# Changelog\n\n## 1.2.3\n");
+        one.git("init --quiet");
+        one.commit();
+        one
+    }
+
+    fn put(&self, name: &str, content: &str) {
+        fs::write(self.0.path().join(name), content).expect("written");
+    }
+
+    fn git(&self, arguments: &str) {
+        let done = Command::new("git")
+            .args(["-c", "user.name=a", "-c", "user.email=a@example.com"])
+            .args(arguments.split(' '))
+            .current_dir(&self.0)
+            .env("GIT_CONFIG_GLOBAL", "/dev/null")
+            .output()
+            .expect("git");
+        assert!(done.status.success(), "{done:?}");
+    }
+
+    fn commit(&self) {
+        self.git("add --all");
+        self.git("commit --quiet --message text");
+    }
+
+    /// The result of `tag.sh`, with its output.
+    fn check(&self, tag: Option<&str>) -> Result<String, String> {
+        let done = Command::new(self.0.path().join("release/tag.sh"))
+            .args(tag)
+            .output()
+            .expect("sh");
+        match done.status.success() {
+            true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
+            false => Err(String::from_utf8_lossy(&done.stderr).into_owned()),
+        }
+    }
+
+    fn assert_refused(&self, tag: Option<&str>, reason: &str) {
+        let refused = self.check(tag);
+        assert!(
+            refused.as_ref().is_err_and(|error| error.contains(reason)),
+            "{refused:?}"
+        );
+    }
+}
+
+#[test]
+fn released_commit_has_the_tag_of_its_version() {
+    let repository = Repository::new();
+    let untagged = repository.check(None).expect("a build");
+    assert!(untagged.contains("not a release"), "{untagged}");
+    repository.assert_refused(Some("v1.2.3"), "not at this commit");
+    repository.git("tag v1.2.3");
+    for tag in [None, Some("v1.2.3")] {
+        assert_eq!(
+            repository.check(tag).as_deref(),
+            Ok("tag.sh: release v1.2.3\n")
+        );
+    }
+    repository.assert_refused(Some("v1.2.4"), "Cargo.toml contains version 1.2.3");
+    repository.put("new", "");
+    repository.assert_refused(None, "differ from the commit");
+    repository.commit();
+    repository.assert_refused(Some("v1.2.3"), "not at this commit");
+    repository.git("tag v1.2.4");
+    repository.assert_refused(None, "Cargo.toml contains version 1.2.3");
+    let text = "[workspace.package]\nversion = \"1.2.5\"\n";
+    repository.put("Cargo.toml", text);
+    repository.commit();
+    repository.git("tag v1.2.5");
+    repository.assert_refused(None, "no line `## 1.2.5`");
+}
+
 /// A system directory for the package scripts, like with `dpkg --root`.
 struct System(TempDir);
 

@@ -8,7 +8,7 @@ esac
 root=${DPKG_ROOT:-}
 
 if [ -x "$root/usr/local/bin/gpu-bootstrap" ]; then
-    echo 'gpu-bootstrap: /usr/local/bin/gpu-bootstrap was not installed from this package, and takes precedence in PATH and in units.'
+    echo 'gpu-bootstrap: /usr/local/bin/gpu-bootstrap is not from this package, and takes precedence in PATH and in units.'
     # shellcheck disable=SC2016 # The command is text.
     echo 'To use the package, run `rm /usr/local/bin/gpu-bootstrap`, and then your `gpu-bootstrap install` command.'
 fi
