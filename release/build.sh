@@ -1,13 +1,12 @@
 #!/bin/sh
-# Builds the binary for machines with glibc 2.28 or newer, and packs it: release/build.sh [ARCHITECTURE]. The archive is
-# written to target/release-files. Builds are reproducible: order, times and owners are fixed, and the binary contains no paths
-# of the build machine. If RELEASE_KEY is the path of an ssh-keygen private key, it signs the checksums.
+# Builds the files of a release for machines with glibc 2.28 or newer: release/build.sh [ARCHITECTURE…]. For each architecture
+# (x86_64 and aarch64), writes to target/release-files: the archive, the .deb, the .rpm and the SBOM. Also writes install.sh,
+# the build information and SHA256SUMS (release/checksums.sh). Builds are reproducible: order, times and owners are fixed, and the
+# binary contains no paths of the build machine.
 set -eu
 cd "$(dirname "$0")/.."
 
 glibc=2.28
-architecture=${1:-x86_64}
-rust_target=$architecture-unknown-linux-gnu
 out=target/release-files
 tools=${RELEASE_TOOLS:-target/release-tools}
 
@@ -30,35 +29,74 @@ CFLAGS="${CFLAGS:-} -ffile-prefix-map=$cargo_home=/cargo"
 CARGO_INCREMENTAL=0
 export PATH SOURCE_DATE_EPOCH RUSTFLAGS CFLAGS CARGO_INCREMENTAL
 
-cargo zigbuild --quiet --release --locked --bin gpu-bootstrap --target "$rust_target.$glibc"
-program=${CARGO_TARGET_DIR:-target}/$rust_target/release/gpu-bootstrap
-release/symbols.sh "$program" "$glibc"
-# Each machine downloads the binary at its first boot. The size budget is informational and not enforced.
-echo "size of $program: $(stat -c %s "$program") bytes (budget: 20000000)"
-
-# The binary generates the completions, so a binary of another architecture needs RUNNER.
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
-name=gpu-bootstrap-$version-linux-$architecture
-tree=$out/$name
-rm -rf "$tree" "$out"/gpu-bootstrap-*-linux-"$architecture".tar.gz
-mkdir -p "$tree/completions" "$tree/docs/man"
-install -m 755 "$program" "$tree/gpu-bootstrap"
-for shell in bash zsh fish; do
-    # shellcheck disable=SC2086 # RUNNER is empty or a command with arguments.
-    ${RUNNER:-} "$tree/gpu-bootstrap" completions "$shell" >"$tree/completions/gpu-bootstrap.$shell"
-done
-install -m 644 docs/man/*.[15] "$tree/docs/man"
-install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT "$tree"
-install -m 644 docs/*.md docs/*.json "$tree/docs"
-cp -r cloud-init "$tree"
-python3 release/licences.py "$rust_target" >"$tree/LICENSES-OF-DEPENDENCIES"
 
-(
-    cd "$out"
-    find "$name" -type d -exec chmod 755 {} +
-    find "$name" -type f ! -name gpu-bootstrap -exec chmod 644 {} +
-    tar --create --sort=name --format=ustar --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner "$name" |
-        gzip --no-name --best >"$name.tar.gz"
-    rm -rf "$name"
-)
+program_of() {
+    echo "${CARGO_TARGET_DIR:-target}/$1-unknown-linux-gnu/release/gpu-bootstrap"
+}
+
+build() {
+    architecture=$1
+    rust_target=$architecture-unknown-linux-gnu
+    if [ ! -d "$(rustc --print target-libdir --target "$rust_target")" ]; then
+        rustup target add "$rust_target"
+    fi
+    cargo zigbuild --quiet --release --locked --bin gpu-bootstrap --target "$rust_target.$glibc"
+    program=$(program_of "$architecture")
+    release/symbols.sh "$program" "$glibc"
+    # Each machine downloads the binary at its first boot. The size budget is informational and not enforced.
+    echo "size of $program: $(stat -c %s "$program") bytes (budget: 20000000)"
+
+    # The binary generates the completions, which do not depend on the architecture. RUNNER is an emulator for a binary of
+    # another architecture. Without RUNNER, the binary of this machine generates them, which must be built first.
+    generator=$program
+    if [ -z "${RUNNER:-}" ]; then
+        generator=$(program_of "$(uname -m)")
+        if [ ! -x "$generator" ]; then
+            echo "build.sh: build for $(uname -m) first, or set RUNNER to an emulator for $architecture" >&2
+            exit 1
+        fi
+    fi
+    name=gpu-bootstrap-$version-linux-$architecture
+    tree=$out/$name
+    mkdir -p "$tree/completions" "$tree/docs/man"
+    install -m 755 "$program" "$tree/gpu-bootstrap"
+    for shell in bash zsh fish; do
+        # shellcheck disable=SC2086 # RUNNER is empty or a command with arguments.
+        ${RUNNER:-} "$generator" completions "$shell" >"$tree/completions/gpu-bootstrap.$shell"
+    done
+    install -m 644 docs/man/*.[15] "$tree/docs/man"
+    install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT "$tree"
+    install -m 644 docs/*.md docs/*.json "$tree/docs"
+    cp -r cloud-init "$tree"
+    python3 release/dependencies.py licenses "$rust_target" >"$tree/LICENSES-OF-DEPENDENCIES"
+    python3 release/dependencies.py sbom "$rust_target" "$program" >"$out/$name.cdx.json"
+    find "$tree" -type d -exec chmod 755 {} +
+    find "$tree" -type f ! -name gpu-bootstrap -exec chmod 644 {} +
+    (
+        cd "$out"
+        tar --create --sort=name --format=ustar --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner "$name" |
+            gzip --no-name --best >"$name.tar.gz"
+        rm -rf "$name"
+    )
+    release/package.sh "$out/$name.tar.gz"
+}
+
+if [ $# -eq 0 ]; then
+    set -- "$(uname -m)"
+fi
+# SHA256SUMS lists only files of this build.
+rm -rf "$out"
+mkdir -p "$out"
+for one in "$@"; do
+    build "$one"
+done
+cat >"$out/gpu-bootstrap-$version.buildinfo" <<EOF
+Version: $version
+Commit: $(git rev-parse HEAD)
+Source-Date-Epoch: $SOURCE_DATE_EPOCH
+Compiler: $(rustc --version)
+Tools:
+$(sed -n 's/^\([a-z].*\) --hash=\(.*\)/ \1 \2/p' release/requirements.txt)
+EOF
 release/checksums.sh "$out"

@@ -1,16 +1,39 @@
 #!/bin/sh
-# Writes SHA256SUMS for the archives in a directory, and signs it if RELEASE_KEY is the path of an ssh-keygen private key:
-# release/checksums.sh DIRECTORY. To verify the signature:
-# `ssh-keygen -Y verify -f ALLOWED_SIGNERS -I NAME -n file -s SHA256SUMS.sig <SHA256SUMS`.
+# Completes the files of a release: release/checksums.sh DIRECTORY. Writes install.sh with the checksums of the archives and
+# packages, and SHA256SUMS. If RELEASE_KEY is the path of a minisign secret key, signs SHA256SUMS, otherwise removes its signature.
+# docs/verify.md describes how to verify the signature.
 set -eu
+template=$(cd "$(dirname "$0")" && pwd)/install.sh
 if [ -n "${RELEASE_KEY:-}" ]; then
     RELEASE_KEY=$(realpath -e -- "$RELEASE_KEY")
 fi
 cd "$1"
-sha256sum gpu-bootstrap-*.tar.gz >SHA256SUMS
-# Remove the signature of an earlier build, which signs other archives.
-rm -f SHA256SUMS.sig
-if [ -n "${RELEASE_KEY:-}" ]; then
-    ssh-keygen -q -Y sign -n file -f "$RELEASE_KEY" SHA256SUMS </dev/null
+# The order of the files does not depend on the locale.
+export LC_ALL=C
+# The signature of an earlier build signs other files.
+rm -f install.sh SHA256SUMS SHA256SUMS.minisig
+sums=$(for file in *.tar.gz *.deb *.rpm; do
+    [ ! -e "$file" ] || sha256sum "$file"
+done)
+if [ -z "$sums" ]; then
+    echo "checksums.sh: $1 contains no archive and no package" >&2
+    exit 1
 fi
-cat SHA256SUMS
+while IFS= read -r line; do
+    case $line in
+    "sums='@SUMS@'") printf "sums='%s'\n" "$sums" ;;
+    *) printf '%s\n' "$line" ;;
+    esac
+done <"$template" >install.sh
+chmod 644 install.sh
+sums=$(for file in *; do
+    sha256sum "$file"
+done)
+printf '%s\n' "$sums" | tee SHA256SUMS
+if [ -n "${RELEASE_KEY:-}" ]; then
+    # Without a fixed comment, the signature contains the time. If the key has a password, minisign reads it from standard input.
+    minisign -S -s "$RELEASE_KEY" -t 'gpu-bootstrap release' -x SHA256SUMS.minisig -m SHA256SUMS >/dev/null
+    echo "signed: SHA256SUMS.minisig"
+else
+    echo "NOT SIGNED: RELEASE_KEY is not set" >&2
+fi

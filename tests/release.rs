@@ -1,6 +1,17 @@
-//! `make release`: the check that the binary starts on old systems, and the signature of the checksums.
+//! `make release`: the check that the binary starts on old systems, the signature of the checksums, and the scripts of the
+//! packages.
 
-use std::process::{Command, Output, Stdio};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use camino::Utf8Path;
+use gpu_bootstrap::journal::{AppliedChange, Record, fold, parse};
+use serde_json::json;
+use tempfile::TempDir;
 
 /// Checks whether this C library version is new enough for this build.
 fn symbols(newest: &str) -> Output {
@@ -29,67 +40,411 @@ fn c_library_versions_are_compared_as_numbers() {
     assert!(accepted.status.success(), "{said}");
 }
 
-/// The checksums and signature of an archive, with or without a release key.
+/// Writes the checksums of a directory, with a fake minisign. Returns the arguments of minisign.
+fn checksums(directory: &Path, key: Option<&str>) -> Option<String> {
+    let bin = directory.join("bin");
+    let release = directory.join("release");
+    fs::create_dir_all(&bin).expect("created");
+    fs::create_dir_all(&release).expect("created");
+    let archive = release.join("gpu-bootstrap-1-linux-x86_64.tar.gz");
+    fs::write(archive, "archive").expect("written");
+    let minisign = bin.join("minisign");
+    let script = "#!/bin/sh\necho \"$*\" | tee ../arguments >SHA256SUMS.minisig\n";
+    fs::write(&minisign, script).expect("written");
+    fs::set_permissions(&minisign, fs::Permissions::from_mode(0o755)).expect("executable");
+    let path = std::env::var("PATH").expect("PATH");
+    let written = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/release/checksums.sh"))
+        .arg("release")
+        .current_dir(directory)
+        .env("PATH", format!("{}:{path}", bin.display()))
+        .env("RELEASE_KEY", key.unwrap_or_default())
+        .output()
+        .expect("sh");
+    assert!(written.status.success(), "{written:?}");
+    let said = String::from_utf8_lossy(&written.stderr);
+    assert_eq!(said.contains("NOT SIGNED"), key.is_none(), "{said}");
+    let arguments = fs::read_to_string(directory.join("arguments")).ok();
+    assert_eq!(release.join("SHA256SUMS.minisig").exists(), key.is_some());
+    arguments
+}
+
 #[test]
 fn checksums_are_signed_if_a_key_is_given() {
-    let directory = tempfile::tempdir().expect("a folder");
-    let at = |name: &str| directory.path().join(name);
-    std::fs::write(at("gpu-bootstrap-1-linux-x86_64.tar.gz"), "archive").expect("a file");
-    let run = |program: &str, args: &[&str], input: Option<&str>| {
-        let input = match input {
-            Some(name) => std::fs::File::open(at(name)).expect("a file").into(),
-            None => Stdio::null(),
-        };
-        Command::new(program)
-            .args(args)
-            .env(
-                "RELEASE_KEY",
-                if args.contains(&"signed") { "key" } else { "" },
-            )
-            .current_dir(directory.path())
-            .stdin(input)
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::write(directory.path().join("key"), "a secret key").expect("written");
+    let key = fs::canonicalize(directory.path().join("key")).expect("a path");
+    // The path of the key is relative to the working directory of the caller.
+    assert_eq!(
+        checksums(directory.path(), Some("key")),
+        Some(format!(
+            "-S -s {} -t gpu-bootstrap release -x SHA256SUMS.minisig -m SHA256SUMS\n",
+            key.display()
+        ))
+    );
+    // An unsigned build removes the signature of the earlier one.
+    fs::remove_file(directory.path().join("arguments")).expect("removed");
+    assert_eq!(checksums(directory.path(), None), None);
+}
+
+#[test]
+fn checksums_include_the_installer() {
+    let directory = tempfile::tempdir().expect("a directory");
+    checksums(directory.path(), None);
+    let release = directory.path().join("release");
+    let read = |name: &str| fs::read_to_string(release.join(name)).expect("a file");
+    let sums = read("SHA256SUMS");
+    let names: Vec<&str> = (sums.lines())
+        .filter_map(|line| line.split_once("  "))
+        .map(|(_, name)| name)
+        .collect();
+    assert_eq!(names, ["gpu-bootstrap-1-linux-x86_64.tar.gz", "install.sh"]);
+    let archive = sums.lines().next().expect("a line");
+    assert!(read("install.sh").contains(&format!("sums='{archive}'\n")));
+    let verified = Command::new("sha256sum")
+        .args(["--check", "--quiet", "SHA256SUMS"])
+        .current_dir(&release)
+        .status()
+        .expect("sha256sum");
+    assert!(verified.success());
+}
+
+/// A repository with one commit.
+struct Repository(TempDir);
+
+impl Repository {
+    fn new() -> Self {
+        let one = Self(tempfile::tempdir().expect("a directory"));
+        let release = one.0.path().join("release");
+        fs::create_dir(&release).expect("created");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/release/tag.sh");
+        fs::copy(script, release.join("tag.sh")).expect("copied");
+        one.put("Cargo.toml", "[workspace.package]\nversion = \"1.2.3\"\n");
+        one.put("CHANGELOG.md", "# Changelog\n\n## 1.2.3\n");
+        one.git("init --quiet");
+        one.commit();
+        one
+    }
+
+    fn put(&self, name: &str, content: &str) {
+        fs::write(self.0.path().join(name), content).expect("written");
+    }
+
+    fn git(&self, arguments: &str) {
+        let done = Command::new("git")
+            .args(["-c", "user.name=a", "-c", "user.email=a@example.com"])
+            .args(arguments.split(' '))
+            .current_dir(&self.0)
+            .env("GIT_CONFIG_GLOBAL", "/dev/null")
             .output()
-            .expect("a program")
-    };
-    let generated = run(
-        "ssh-keygen",
-        &["-q", "-t", "ed25519", "-N", "", "-f", "key"],
-        None,
-    );
-    assert!(generated.status.success(), "{generated:?}");
-    let public = std::fs::read_to_string(at("key.pub")).expect("a key");
-    std::fs::write(at("signers"), format!("release {public}")).expect("a file");
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/release/checksums.sh");
-    let verify = [
-        "-Y",
-        "verify",
-        "-f",
-        "signers",
-        "-I",
-        "release",
-        "-n",
-        "file",
-        "-s",
-        "SHA256SUMS.sig",
-    ];
+            .expect("git");
+        assert!(done.status.success(), "{done:?}");
+    }
 
-    let made = run(script, &[".", "signed"], None);
-    assert!(made.status.success(), "{made:?}");
-    assert!(
-        run("sha256sum", &["-c", "SHA256SUMS"], None)
-            .status
-            .success()
-    );
-    assert!(
-        run("ssh-keygen", &verify, Some("SHA256SUMS"))
-            .status
-            .success()
-    );
-    assert!(!run("ssh-keygen", &verify, Some("key.pub")).status.success());
+    fn commit(&self) {
+        self.git("add --all");
+        self.git("commit --quiet --message text");
+    }
 
-    let made = run(script, &["."], None);
+    /// The result of `tag.sh`, with its output.
+    fn check(&self, tag: Option<&str>) -> Result<String, String> {
+        let done = Command::new(self.0.path().join("release/tag.sh"))
+            .args(tag)
+            .output()
+            .expect("sh");
+        match done.status.success() {
+            true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
+            false => Err(String::from_utf8_lossy(&done.stderr).into_owned()),
+        }
+    }
+
+    fn assert_refused(&self, tag: Option<&str>, reason: &str) {
+        let refused = self.check(tag);
+        assert!(
+            refused.as_ref().is_err_and(|error| error.contains(reason)),
+            "{refused:?}"
+        );
+    }
+}
+
+#[test]
+fn released_commit_has_the_tag_of_its_version() {
+    let repository = Repository::new();
+    let untagged = repository.check(None).expect("a build");
+    assert!(untagged.contains("not a release"), "{untagged}");
+    repository.assert_refused(Some("v1.2.3"), "not at this commit");
+    repository.git("tag v1.2.3");
+    for tag in [None, Some("v1.2.3")] {
+        assert_eq!(
+            repository.check(tag).as_deref(),
+            Ok("tag.sh: release v1.2.3\n")
+        );
+    }
+    repository.assert_refused(Some("v1.2.4"), "Cargo.toml contains version 1.2.3");
+    repository.put("new", "");
+    repository.assert_refused(None, "differ from the commit");
+    repository.commit();
+    repository.assert_refused(Some("v1.2.3"), "not at this commit");
+    repository.git("tag v1.2.4");
+    repository.assert_refused(None, "Cargo.toml contains version 1.2.3");
+    let text = "[workspace.package]\nversion = \"1.2.5\"\n";
+    repository.put("Cargo.toml", text);
+    repository.commit();
+    repository.git("tag v1.2.5");
+    repository.assert_refused(None, "no line `## 1.2.5`");
+}
+
+/// A system directory for the package scripts, like with `dpkg --root`.
+struct System(TempDir);
+
+impl System {
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("a directory"))
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.0.path().join(path)
+    }
+
+    fn put(&self, path: &str, content: impl AsRef<[u8]>) {
+        let path = self.at(path);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("created");
+        fs::write(path, content).expect("written");
+    }
+
+    /// Runs a script of the packages with the argument of dpkg or rpm, and returns its output.
+    fn run(&self, script: &str, argument: &str) -> String {
+        let path = std::env::var("PATH").expect("PATH");
+        let output = Command::new("sh")
+            .arg(format!(
+                "{}/release/packages/{script}.sh",
+                env!("CARGO_MANIFEST_DIR")
+            ))
+            .arg(argument)
+            .env("DPKG_ROOT", self.0.path())
+            .env("PATH", format!("{}:{path}", self.at("bin").display()))
+            .env("ROOT", self.0.path())
+            .output()
+            .expect("sh");
+        // A failed script would prevent the removal of the package.
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+}
+
+const JOURNAL: &str = "var/lib/gpu-bootstrap/journal.jsonl";
+
+/// The lines with which `postrm` lists these changes.
+fn listed(applied: &[AppliedChange]) -> Vec<String> {
+    let mut lines: Vec<String> = (applied.iter())
+        .map(|one| {
+            let steps: Vec<&str> = one.steps.iter().map(|step| step.as_str()).collect();
+            let change = serde_json::to_value(&one.change).expect("JSON");
+            let kind = change["kind"].as_str().expect("a kind").to_owned();
+            format!("  {}: {kind}", steps.join(", "))
+        })
+        .collect();
+    lines.sort();
+    lines.dedup();
+    lines
+}
+
+/// All sample journals.
+fn samples() -> Vec<(String, Vec<u8>)> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/journals");
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|one| one == "jsonl") {
+            let content = fs::read(&path).expect("a sample");
+            found.push((path.display().to_string(), content));
+        }
+    }
+    assert!(found.len() >= 8);
+    found
+}
+
+#[test]
+fn purge_keeps_the_state_while_changes_are_applied() {
+    let mut torn = 0;
+    for (name, content) in samples() {
+        let history = parse(Utf8Path::new(&name), &content);
+        let applied = fold(&history.expect("a valid sample").lines).applied;
+        let system = System::new();
+        system.put(JOURNAL, &content);
+        let said = system.run("postrm", "remove");
+        system.run("postrm", "purge");
+        if said.contains("journal.jsonl is damaged") {
+            torn += 1;
+            assert!(system.at(JOURNAL).exists(), "{name}");
+            continue;
+        }
+        let mut lines: Vec<&str> = said.lines().filter(|line| line.starts_with("  ")).collect();
+        lines.sort_unstable();
+        assert_eq!(lines, listed(&applied), "{name}");
+        assert_eq!(system.at(JOURNAL).exists(), !applied.is_empty(), "{name}");
+    }
+    // The last line of one sample is incomplete. The script does not repair it.
+    assert_eq!(torn, 1);
+}
+
+#[test]
+fn purge_removes_the_state_after_all_changes_are_reverted() {
+    for (name, mut content) in samples() {
+        if content.last() != Some(&b'\n') {
+            content.push(b'\n');
+        }
+        let Ok(history) = parse(Utf8Path::new(&name), &content) else {
+            // The incomplete line is an error if it is not the last one.
+            continue;
+        };
+        let mut seq = history.lines.last().expect("a line").seq;
+        for one in fold(&history.lines).applied {
+            seq += 1;
+            let record = Record::Reverted {
+                intent: one.intent,
+                what: String::new(),
+            };
+            let line = json!({
+                "schema": 2, "seq": seq, "at": "2026-01-01T00:00:00Z", "run": "r", "record": record,
+            });
+            content.extend(format!("{line}\n").bytes());
+        }
+        let system = System::new();
+        system.put(JOURNAL, &content);
+        system.run("postrm", "remove");
+        system.run("postrm", "0");
+        assert!(system.at(JOURNAL).exists(), "{name}");
+        assert_eq!(system.run("postrm", "purge"), "", "{name}");
+        assert!(!system.at("var/lib/gpu-bootstrap").exists(), "{name}");
+    }
+}
+
+#[test]
+fn purge_keeps_the_state_if_the_journal_is_lost_or_damaged() {
+    let complete = include_str!("journals/complete.jsonl");
+    let reverted = complete.replace("\"kind\":\"intent\"", "\"kind\":\"other\"");
+    for (files, reason) in [
+        (&[("receipt.json", "{}")][..], "contains no journal"),
+        (
+            &[("journal.jsonl", ""), ("backups/1", "")],
+            "contains no journal",
+        ),
+        (&[("journal.jsonl.damaged", "")], "was set aside"),
+        (&[("journal.jsonl", "\0\0\n")], "is damaged"),
+        (
+            &[("journal.jsonl", &reverted[..reverted.len() - 3])],
+            "is damaged",
+        ),
+    ] {
+        let system = System::new();
+        for (name, content) in files {
+            system.put(&format!("var/lib/gpu-bootstrap/{name}"), content);
+        }
+        let said = system.run("postrm", "purge");
+        assert!(said.contains(reason), "{said}");
+        for (name, _) in files {
+            assert!(system.at("var/lib/gpu-bootstrap").join(name).exists());
+        }
+    }
+    // Without intents, this journal contains no change.
+    let system = System::new();
+    system.put(JOURNAL, reverted);
+    assert_eq!(system.run("postrm", "purge"), "");
+    assert!(!system.at(JOURNAL).exists());
+}
+
+#[test]
+fn removal_lists_what_stays_and_upgrades_do_not() {
+    let system = System::new();
+    system.put(JOURNAL, include_str!("journals/complete.jsonl"));
+    system.put("etc/gpu-bootstrap/config.toml", "");
+    for argument in ["remove", "0"] {
+        let said = system.run("postrm", argument);
+        assert!(
+            said.contains("\n  packages.hold: hold-packages\n"),
+            "{said}"
+        );
+        assert!(
+            said.contains("`gpu-bootstrap uninstall` needs it"),
+            "{said}"
+        );
+        assert!(said.contains("etc/gpu-bootstrap stay"), "{said}");
+    }
+    for argument in [
+        "upgrade",
+        "1",
+        "failed-upgrade",
+        "abort-install",
+        "disappear",
+    ] {
+        assert_eq!(system.run("postrm", argument), "");
+    }
+    assert!(system.at(JOURNAL).exists());
+}
+
+#[test]
+fn removal_stops_only_the_timer_of_the_package() {
+    let unit = "etc/systemd/system/gpu-bootstrap-check.service";
+    for (program, argument, is_disabled) in [
+        ("/usr/bin/gpu-bootstrap", "remove", true),
+        ("/usr/bin/gpu-bootstrap", "0", true),
+        ("/usr/bin/gpu-bootstrap", "upgrade", false),
+        ("/usr/bin/gpu-bootstrap", "1", false),
+        ("/usr/bin/gpu-bootstrap", "deconfigure", false),
+        ("/usr/local/bin/gpu-bootstrap", "remove", false),
+    ] {
+        let system = System::new();
+        system.put(
+            "bin/systemctl",
+            "#!/bin/sh\necho \"$*\" >>\"$ROOT/calls\"\n",
+        );
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(system.at("bin/systemctl"), mode).expect("executable");
+        system.put(
+            unit,
+            format!("[Service]\nExecStart={program} check --as-installed\n"),
+        );
+        system.run("prerm", argument);
+        let calls = fs::read_to_string(system.at("calls")).unwrap_or_default();
+        let expected = format!(
+            "--root={} disable gpu-bootstrap-check.timer\n",
+            system.0.path().display()
+        );
+        let expected = if is_disabled { expected } else { String::new() };
+        assert_eq!(calls, expected, "{program} {argument}");
+    }
+}
+
+#[test]
+fn removal_succeeds_without_systemd() {
+    let system = System::new();
+    let unit = "[Service]\nExecStart=/usr/bin/gpu-bootstrap check\n";
+    system.put("etc/systemd/system/gpu-bootstrap-check.service", unit);
+    system.put("bin/systemctl", "#!/bin/sh\nexit 1\n");
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(system.at("bin/systemctl"), mode).expect("executable");
+    assert_eq!(system.run("prerm", "remove"), "");
+}
+
+#[test]
+fn installation_reports_another_copy_and_a_disabled_timer() {
+    let system = System::new();
+    for argument in ["configure", "1", "2"] {
+        assert_eq!(system.run("postinst", argument), "");
+    }
+    system.put("usr/local/bin/gpu-bootstrap", "");
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(system.at("usr/local/bin/gpu-bootstrap"), mode).expect("executable");
+    system.put("etc/systemd/system/gpu-bootstrap-check.timer", "");
+    let said = system.run("postinst", "configure");
+    assert!(said.contains("rm /usr/local/bin/gpu-bootstrap"), "{said}");
     assert!(
-        made.status.success() && !at("SHA256SUMS.sig").exists(),
-        "{made:?}"
+        said.contains("gpu-bootstrap-check.timer is disabled"),
+        "{said}"
     );
+    assert_eq!(system.run("postinst", "abort-upgrade"), "");
+    let wants = "etc/systemd/system/timers.target.wants/gpu-bootstrap-check.timer";
+    system.put(wants, "");
+    let said = system.run("postinst", "2");
+    assert!(!said.contains("is disabled"), "{said}");
 }

@@ -113,7 +113,10 @@ async fn dispatch(
                 "gpu-bootstrap",
                 &mut script,
             );
-            print::show(&mut console.out, |to| to.write_all(&script)).map(|()| Exit::Ok)
+            // clap_complete joins the parts of a name with a hyphen in two ways, so bash would find no subcommand.
+            let script = String::from_utf8_lossy(&script)
+                .replace("gpu__subcmd__bootstrap", "gpu__bootstrap");
+            print::show(&mut console.out, |to| to.write_all(script.as_bytes())).map(|()| Exit::Ok)
         }
         Command::NvmlView => print::json(&mut console.out, &real::nvml_view()).map(|()| Exit::Ok),
         Command::CudaWork { uuid } => real::cuda_work(uuid.as_deref(), &mut console.out)

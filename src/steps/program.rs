@@ -12,6 +12,9 @@ use crate::{
 /// The usual install path. Used if the path of the running executable is unknown.
 const USUAL: &str = "/usr/local/bin/gpu-bootstrap";
 
+/// The executable of the package. Used if the package was upgraded during the run, because the replaced executable has no path.
+const PACKAGED: &str = "/usr/bin/gpu-bootstrap";
+
 /// Returns the path of our executable, or the reason that no file may contain this path: non-root users can replace the
 /// executable, its directory may be emptied at boot, or the path contains shell metacharacters. The path differs between
 /// machines, because the DaemonSet and administrators install the executable in different directories. Returns [`USUAL`] if
@@ -21,9 +24,11 @@ pub(super) fn persistent(cx: &Cx<'_>) -> Result<Result<Utf8PathBuf, String>, Ste
     if !cx.state.is_of_this_machine() {
         return Ok(Ok(USUAL.into()));
     }
-    let path = files
-        .resolve("/proc/self/exe".into())?
-        .unwrap_or_else(|| USUAL.into());
+    let path = match files.resolve("/proc/self/exe".into())? {
+        Some(path) => path,
+        None if !files.exists(USUAL.into())? && files.exists(PACKAGED.into())? => PACKAGED.into(),
+        None => USUAL.into(),
+    };
     if !mounts::stays(&path, &mounts::list(files)?) {
         return Ok(Err(format!(
             "the directory of `{path}` may be emptied at boot"
@@ -81,6 +86,10 @@ mod tests {
             let cx = fixtures::cx(&host, &facts, &state, &desired);
             persistent(&cx).expect("readable")
         };
+        assert_eq!(path(), Ok(USUAL.into()));
+        fakes.files.put(PACKAGED, "the upgraded program");
+        assert_eq!(path(), Ok(PACKAGED.into()));
+        fakes.files.put(USUAL, "the program");
         assert_eq!(path(), Ok(USUAL.into()));
         for (place, fits) in [
             ("/opt/gpu-bootstrap", true),

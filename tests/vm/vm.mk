@@ -5,6 +5,9 @@ VM = $(or $(CARGO_TARGET_DIR),target)/debug/vm
 # The program of `make release`, which users run.
 RELEASED = $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu/release/gpu-bootstrap
 
+# The test machines have this architecture.
+machines-released bench: ARCHITECTURES = x86_64
+
 # Tiers of cases, see tests/vm/README.md.
 TIERS ?= core
 
