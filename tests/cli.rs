@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use assert_cmd::Command;
+use clap::CommandFactory as _;
 
 /// The path of a host tree, relative to the repository, in which sessions run.
 const BARE: &str = "tests/hosts/debian-12-bare-h100/root";
@@ -312,7 +313,7 @@ fn invalid_user_data_values() {
 }
 
 #[test]
-fn every_shell_has_completions() {
+fn completions_omit_internal_commands() {
     for (shell, sign) in [
         ("bash", "complete -F"),
         ("zsh", "#compdef gpu-bootstrap"),
@@ -325,6 +326,71 @@ fn every_shell_has_completions() {
         );
         assert!(said.contains("lock-timeout"), "{said}");
     }
+/// The result of `complete` in a real bash for each command line, whose last word is incomplete.
+fn completed_by_bash(lines: &[&str]) -> Vec<Vec<String>> {
+    let script = run("completions bash");
+    let (_, script) = script.split_once('\n').expect("the command line");
+    let (script, _) = script.rsplit_once("--- exit 0").expect("a script");
+    let mut text = script.to_owned();
+    for line in lines {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [.., previous, current] = words[..] else {
+            panic!("{line}: no incomplete word");
+        };
+        text += &format!(
+            "COMP_WORDS=({}) COMP_CWORD={}\n_gpu__bootstrap gpu-bootstrap '{current}' '{previous}'\necho \"${{COMPREPLY[*]}}\"\n",
+            words.join(" "),
+            words.len() - 1
+        );
+    }
+    let output = Command::new("bash")
+        .args(["--norc", "-s"])
+        .write_stdin(text)
+        .output()
+        .expect("bash, which this test needs");
+    let said = String::from_utf8(output.stdout).expect("text");
+    let talk = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said.lines().count(), lines.len(), "{talk}");
+    let words = |line: &str| line.split(' ').map(str::to_owned).collect();
+    said.lines().map(words).collect()
+}
+
+/// Each visible command with its parents, such as `gpu-bootstrap modules list`.
+fn visible_commands(command: &clap::Command, parents: &str) -> Vec<String> {
+    let name = format!("{parents}{}", command.get_name());
+    let shown = (command.get_subcommands()).filter(|one| !one.is_hide_set());
+    let below = shown.flat_map(|one| visible_commands(one, &format!("{name} ")));
+    [name.clone()].into_iter().chain(below).collect()
+}
+
+#[test]
+fn bash_completes_after_each_command() {
+    let program = gpu_bootstrap::cli::args::Cli::command();
+    let commands = visible_commands(&program, "");
+    assert!(
+        commands
+            .iter()
+            .any(|one| one == "gpu-bootstrap modules list")
+    );
+    let lines: Vec<String> = commands.iter().map(|one| format!("{one} --h")).collect();
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    for (line, found) in lines.iter().zip(completed_by_bash(&lines)) {
+        assert_eq!(found, ["--help"], "{line}");
+    }
+    for (line, wanted) in [
+        ("gpu-bootstrap plan --o", "--os"),
+        ("gpu-bootstrap check --format n", "nagios npd"),
+        (
+            "gpu-bootstrap user-data e",
+            "eks eks-node-group eks-karpenter eks-ubuntu",
+        ),
+        ("gpu-bootstrap modules ", "-h --help list export"),
+    ] {
+        assert_eq!(completed_by_bash(&[line])[0].join(" "), wanted, "{line}");
+    }
+}
+
+/// Users do not call internal commands. DKMS and our units do.
 }
 
 #[test]

@@ -291,7 +291,7 @@ pub struct InstallArgs {
     pub reboot: bool,
     /// Run as a systemd unit, with --reboot, and wait until it finishes, like `status --wait`: for
     /// cloud-init and startup scripts. If a run is in progress, only wait for it
-    #[arg(long, conflicts_with_all = ["image", "events", "resume"])]
+    #[arg(long, conflicts_with_all = ["image", "events"])]
     pub unattended: bool,
     /// Time limit for retries of transient failures, such as an unreachable mirror; no change starts after it.
     /// Starts again at each boot [default: 2h with --reboot]
@@ -304,7 +304,7 @@ pub struct InstallArgs {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub lock_timeout: Option<Duration>,
     /// Continue the run in the journal
-    #[arg(long, hide = true, conflicts_with_all = ["profile", "config", "set", "image"])]
+    #[arg(long, hide = true, conflicts_with_all = ["profile", "config", "set", "image", "unattended"])]
     pub resume: bool,
 }
 

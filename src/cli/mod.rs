@@ -3,6 +3,7 @@
 pub mod args;
 mod check;
 mod compat;
+mod completions;
 mod condition;
 pub mod env;
 mod explain;
@@ -26,7 +27,7 @@ mod viewers;
 
 use std::{ffi::OsString, io::Write as _};
 
-use clap::{CommandFactory as _, Parser};
+use clap::Parser;
 
 pub use env::{Console, Env, Sink};
 pub use failure::Failure;
@@ -106,14 +107,7 @@ async fn dispatch(
         Command::UserData(args) => user_data::run(host, env, console, &args),
         Command::Modules(args) => modules::run(host, env, console, &args).await,
         Command::Completions(args) => {
-            let mut script = Vec::new();
-            clap_complete::generate(
-                args.shell,
-                &mut Cli::command(),
-                "gpu-bootstrap",
-                &mut script,
-            );
-            print::show(&mut console.out, |to| to.write_all(&script)).map(|()| Exit::Ok)
+            print::text(&mut console.out, &completions::script(args.shell)).map(|()| Exit::Ok)
         }
         Command::NvmlView => print::json(&mut console.out, &real::nvml_view()).map(|()| Exit::Ok),
         Command::CudaWork { uuid } => real::cuda_work(uuid.as_deref(), &mut console.out)

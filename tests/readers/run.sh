@@ -2,7 +2,8 @@
 # Gives what `check` writes for other programs to these programs, and compares what they read with its JSON document:
 # tests/readers/run.sh [PROGRAM]. TAP is read by Perl's TAP::Parser, JUnit's XML by junitparser, metrics by promtool and, through
 # node_exporter's textfile collector, by Prometheus, Markdown by cmark-gfm, the page by Chromium, and the plugin of Nagios by Nagios
-# Core. No distribution has the node problem detector: it reads its plugin if NODE_PROBLEM_DETECTOR names its program.
+# Core. The completion scripts are tested in bash, zsh and fish (completions.py). No distribution has the node problem detector: it
+# reads its plugin if NODE_PROBLEM_DETECTOR names its program.
 #
 # It runs as root on Debian 12 or newer, and installs what is missing from Debian's archive (some 150 MB). A tool that is missing is a
 # failure. What Chromium draws of a healthy, a broken and an 8-GPU machine is in target/readers/*.png.
@@ -19,6 +20,8 @@ for one in \
     fonts-dejavu-core:/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf \
     python3-junitparser:/usr/lib/python3/dist-packages/junitparser \
     cmark-gfm:/usr/bin/cmark-gfm \
+    zsh:/usr/bin/zsh \
+    fish:/usr/bin/fish \
     perl:/usr/share/perl; do
     [ -e "${one#*:}" ] || missing="$missing ${one%%:*}"
 done
@@ -61,6 +64,8 @@ put "$gpu/vendor" 0x10de
 put "$gpu/device" 0x26b9
 put "$gpu/class" 0x030200
 ln -s ../../../bus/pci/drivers/nvidia "$healthy/$gpu/driver"
+
+python3 tests/readers/completions.py "$program"
 
 # A copy of a machine in which nothing was kept.
 mkdir -p "$out/empty/etc"
