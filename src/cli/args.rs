@@ -369,6 +369,9 @@ pub enum UserDataForm {
     Kubeadm,
     /// A k3s or RKE2 node
     K3s,
+    /// List the changes that would be undone; change nothing
+    #[arg(long)]
+    pub dry_run: bool,
     /// An EKS node with Amazon Linux 2023
     Eks,
     /// Nodes of an EKS managed node group with an Amazon Linux 2023 AMI type
