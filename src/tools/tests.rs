@@ -175,6 +175,7 @@ fn commands(value: &str) -> Vec<Cmd> {
         systemctl::sandbox(value),
         systemctl::needs_reload(value),
         systemctl::is_system_running(),
+        systemctl::version(),
         systemctl::last_words(value),
         apt::bounds::show(&names),
         apt::offers::candidates(&names),
