@@ -17,6 +17,7 @@ use crate::{
         error::{Refusal, ResolveError, or_noted},
         file::Config,
         kernel::{KernelRow, template},
+        no_effect::{self, NoEffectInputs},
         profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
         repositories::{Needed, RepositoryInputs},
         sources::{Provenance, SettingSources},
@@ -201,7 +202,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
                 .collect(),
         });
     }
-    let repositories = RepositoryInputs {
+    let repository_inputs = RepositoryInputs {
         profile,
         further: kubernetes.as_slice(),
         release,
@@ -209,8 +210,14 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         config: &config.repositories,
         layers: inputs.layers,
         sources: (!inputs.flags.trial).then_some(inputs.sources),
-    }
-    .choose(&needed)?;
+    };
+    let repositories = repository_inputs.choose(&needed)?;
+    // Without a known GPU, the repository of the driver is also unused.
+    let unused_repositories = if driver.is_some() {
+        repository_inputs.unused(&needed)
+    } else {
+        Vec::new()
+    };
 
     let headers = (driver.as_ref())
         .map(|driver| placeholders.for_kernels(&driver.methods[0].headers))
@@ -304,6 +311,14 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     warnings.extend((desired.driver.iter()).flat_map(|driver| driver.warnings.iter().cloned()));
     warnings.extend(toolkit_lacks);
     if placeholders.kernels.is_empty() && !inputs.flags.trial {
+    warnings.extend(no_effect::warnings(&NoEffectInputs {
+        config: &config,
+        layers: inputs.layers,
+        unused_repositories,
+        driver_source: (desired.driver.as_ref()).map(|driver| driver.source.as_str()),
+        kernel: desired.kernel.as_ref(),
+        runtimes: &kinds,
+    }));
         warnings.push("the running kernel and the default boot kernel are unknown".into());
     }
     Ok(Resolution {
