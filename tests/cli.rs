@@ -83,6 +83,10 @@ fn invalid_command_lines() {
         "usage-errors",
         &[
             "instal",
+            "remove",
+            "install --dry-run",
+            "plan --json",
+            "explain --config",
             "check --profil debian",
             "check --format yaml",
             "check --root / --record /tmp/nowhere",
@@ -408,10 +412,89 @@ fn look_in_columns(columns: &str) -> String {
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .env_clear()
         .env("COLUMNS", columns)
-        .args(["check", "-v", "--skip", "preflight", "--root", BARE])
+        .args(line.split(' '))
         .output()
         .expect("it runs");
-    String::from_utf8(output.stdout).expect("text")
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    (text(output.stdout), text(output.stderr))
+}
+
+/// Commands to copy, which are indented, and single words are not wrapped.
+#[test]
+fn all_output_fits_the_line_width() {
+    for line in [
+        &*format!("check --skip preflight --root {BARE}"),
+        &*format!(
+            "check --skip preflight --root {BARE} --format markdown --output /nowhere/at/all"
+        ),
+        &*format!("facts --root {BARE}"),
+        "plan --os ubuntu-24.04 --gpu p5.48xlarge",
+        "plan --os ubuntu-24.04 --gpu L4 --set repositories.nvidia-cuda.url=https://mirror.example.com/cuda",
+        "plan --os debian-12 --gpu RTX",
+        "compat --gpu B200",
+        "compat --gpu H100 --driver 520.61.05",
+        "compat --gpu L4 --driver 560 --os debian-12",
+        "explain",
+        "explain driver.libraries",
+        "explain driver.existing",
+        "explain exit 5",
+        "explain xid 79",
+        "user-data eks",
+        "user-data node-pool --provider gke --value registry=registry.example.com//tools",
+        "install --lock-timeout soon",
+        "install --assume-gpu 10de:2330",
+        "status",
+        "plan --help",
+    ] {
+        let (text, said) = in_columns("60", line);
+        for line_of in text.lines().chain(said.lines()) {
+            let is_word = !line_of.trim().contains(' ');
+            let is_command = line_of.starts_with("    ");
+            let is_narrow = line_of.chars().count() <= 60;
+            assert!(is_narrow || is_word || is_command, "{line}: {line_of}");
+        }
+    }
+}
+
+/// Hints are copied into a shell.
+#[test]
+fn messages_mention_only_existing_options() {
+    let program = gpu_bootstrap::cli::args::Cli::command();
+    let spans =
+        regex::Regex::new("`(?:gpu-bootstrap )?([a-z-]+) ([^`]*--[^`]*)`").expect("a pattern");
+    let options = regex::Regex::new("(?:^| )--([a-z-]+)").expect("a pattern");
+    let joined = regex::Regex::new("\\\\\n\\s*").expect("a pattern");
+    let mut directories = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    let mut found = 0;
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(&directory).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                directories.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).expect("text");
+            let text = joined.replace_all(&text, "");
+            for span in spans.captures_iter(&text) {
+                let Some(command) = program.find_subcommand(&span[1]) else {
+                    continue;
+                };
+                found += 1;
+                for option in options.captures_iter(&span[2]) {
+                    let below = command
+                        .get_subcommands()
+                        .flat_map(clap::Command::get_arguments);
+                    let mut known = command
+                        .get_arguments()
+                        .chain(below)
+                        .filter_map(clap::Arg::get_long);
+                    let exists = known.any(|known| known == &option[1]);
+                    assert!(exists, "{}: {}", path.display(), &span[0]);
+                }
+            }
+        }
+    }
+    assert!(found > 20, "{found}");
 }
 
 /// An untrusted name must not clear the administrator's terminal when the document is printed.
@@ -423,6 +506,12 @@ fn untrusted_control_characters_reach_no_document() {
     let hostile = "ID=debian\nVERSION_ID=\"12\u{1b}[2J\u{9b}31m\"\n";
     std::fs::write(at("etc/os-release"), hostile).expect("written");
     for format in ["human", "json"] {
+    let (text, _) = in_columns(columns, &format!("check -v --skip preflight --root {BARE}"));
+    text
+}
+
+/// Standard output and standard error of a command line with this line width.
+fn in_columns(columns: &str, line: &str) -> (String, String) {
         let (root, document) = (at(""), at(format));
         run(&format!(
             "check -v --root {root} --format {format} --output {document}"

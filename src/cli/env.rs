@@ -110,9 +110,10 @@ impl Console<'_> {
 
     /// Prints warnings to standard error, so that standard output holds only the document.
     pub fn warn(&mut self, warnings: &[String]) {
+        let style = self.err_style();
         for warning in warnings {
             // Standard error may be closed. The documents of `check` and `plan` also contain the warnings.
-            let _ = writeln!(self.err, "warning: {warning}");
+            let _ = writeln!(self.err, "{}", style.hanging("warning: ", warning));
         }
     }
 
@@ -163,6 +164,7 @@ impl Console<'_> {
     /// Prints a note before the first event or after the last one.
     pub fn note(&mut self, text: &str) {
         // Standard error is the last resort. If it is closed, the message is lost.
-        let _ = writeln!(self.err, "note: {text}");
+        let _ = writeln!(self.err, "{text}");
     }
 }
+        let text = self.err_style().hanging("note: ", text);

@@ -19,6 +19,7 @@ mod probe;
 mod restore;
 mod status;
 mod trial;
+mod tips;
 mod unattended;
 mod uninstall;
 mod user_data;
@@ -52,7 +53,7 @@ pub async fn run(args: Vec<OsString>, host: &Host, env: &Env, console: &mut Cons
         .for_each(|secret| env.secrets.learn(&secret));
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
-        Err(error) => return usage(&error, console),
+        Err(error) => return usage(&tips::corrected(error), console),
     };
     match dispatch(cli.command, host, env, console).await {
         Ok(exit) => exit,
@@ -68,13 +69,21 @@ pub async fn run(args: Vec<OsString>, host: &Host, env: &Env, console: &mut Cons
 
 /// Help and version go to standard output; all other output of clap goes to standard error.
 fn usage(error: &clap::Error, console: &mut Console<'_>) -> Exit {
-    let (sink, exit) = if error.use_stderr() {
-        (&mut console.err, Exit::Usage)
-    } else {
-        (&mut console.out, Exit::Ok)
-    };
-    let _ = write!(sink, "{}", error.render());
-    exit
+    if !error.use_stderr() {
+        // clap wraps the help.
+        let _ = write!(console.out, "{}", error.render());
+        return Exit::Ok;
+    }
+    let style = console.err_style();
+    for line in error.render().to_string().lines() {
+        let text = line.trim_start();
+        let _ = writeln!(
+            console.err,
+            "{}",
+            style.hanging(&line[..line.len() - text.len()], text)
+        );
+    }
+    Exit::Usage
 }
 
 async fn dispatch(
