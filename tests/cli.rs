@@ -301,10 +301,20 @@ fn invalid_user_data_values() {
             "user-data k3s --token-file tests/cli/files/short-token",
             "user-data k3s --token-file tests/cli/files/token-of-servers --set cluster.join=rke2 --set cluster.server=https://10.0.0.1:9345",
             "user-data eks --value endpoint=nonsense --value ca=abc --value cidr=10.100 --value address=https://x/y.tar.gz",
+            "user-data eks-karpenter",
             "user-data eks-karpenter --value kubernetes=1.36.4 --value arch=aarch64",
-            "user-data aks --value registry=https://registry.example.com --value digest=sha256:0000",
-            "user-data gke --value registry=registry.example.com//tools",
-            "user-data gke --value registry=registry.example.com/tools/",
+            "user-data eks-karpenter --set cluster.version=1.36 --value family=g5g --value arch=x86_64",
+            "user-data eks-karpenter --value family=m5",
+            "user-data node-pool --value registry=registry.example.com",
+            "user-data node-pool --provider aks --value registry=https://registry.example.com --value digest=sha256:0000",
+            "user-data node-pool --provider gke --value registry=registry.example.com//tools",
+            "user-data node-pool --provider gke --value registry=registry.example.com/tools/",
+            "user-data bare --provider gke",
+            "user-data test-pod --set driver.branch=580",
+            "user-data bare --set driver.branch=581",
+            "user-data bare --os debian-12 --set driver.version=580.65.06",
+            "user-data kubeadm --config tests/cli/files/trial.toml",
+            "user-data bare --os fedora-42",
             "user-data aks-flex --value kubernetes=1.36 --value dns=coredns --value server=https://x:443",
             "user-data bare --set packages.proxy=http://joe:s3cret@proxy:3128",
             "user-data bare --set cluster.token=/etc/gpu-bootstrap/join-token",
@@ -316,20 +326,6 @@ fn invalid_user_data_values() {
     );
 }
 
-#[test]
-fn completions_omit_internal_commands() {
-    for (shell, sign) in [
-        ("bash", "complete -F"),
-        ("zsh", "#compdef gpu-bootstrap"),
-        ("fish", "complete -c gpu-bootstrap"),
-    ] {
-        let said = run(&format!("completions {shell}"));
-        assert!(
-            said.contains(sign) && said.ends_with("--- exit 0\n"),
-            "{said}"
-        );
-        assert!(said.contains("lock-timeout"), "{said}");
-    }
 /// The result of `complete` in a real bash for each command line, whose last word is incomplete.
 fn completed_by_bash(lines: &[&str]) -> Vec<Vec<String>> {
     let script = run("completions bash");
@@ -395,6 +391,30 @@ fn bash_completes_after_each_command() {
 }
 
 /// Users do not call internal commands. DKMS and our units do.
+#[test]
+fn completions_omit_internal_commands() {
+    for (shell, sign) in [
+        ("bash", "complete -F"),
+        ("zsh", "#compdef gpu-bootstrap"),
+        ("fish", "complete -c gpu-bootstrap"),
+    ] {
+        let said = run(&format!("completions {shell}"));
+        assert!(
+            said.contains(sign) && said.ends_with("--- exit 0\n"),
+            "{said}"
+        );
+        assert!(said.contains("lock-timeout"), "{said}");
+        for internal in [
+            "containerd-runtime",
+            "nvml-view",
+            "cuda-work",
+            "container-probe",
+            "fetch",
+            "resume",
+        ] {
+            assert!(!said.contains(internal), "{shell}: {internal}");
+        }
+    }
 }
 
 #[test]
@@ -407,6 +427,12 @@ fn line_width_does_not_change_words() {
 }
 
 fn look_in_columns(columns: &str) -> String {
+    let (text, _) = in_columns(columns, &format!("check -v --skip preflight --root {BARE}"));
+    text
+}
+
+/// Standard output and standard error of a command line with this line width.
+fn in_columns(columns: &str, line: &str) -> (String, String) {
     let output = Command::cargo_bin("gpu-bootstrap")
         .expect("the binary")
         .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -506,12 +532,6 @@ fn untrusted_control_characters_reach_no_document() {
     let hostile = "ID=debian\nVERSION_ID=\"12\u{1b}[2J\u{9b}31m\"\n";
     std::fs::write(at("etc/os-release"), hostile).expect("written");
     for format in ["human", "json"] {
-    let (text, _) = in_columns(columns, &format!("check -v --skip preflight --root {BARE}"));
-    text
-}
-
-/// Standard output and standard error of a command line with this line width.
-fn in_columns(columns: &str, line: &str) -> (String, String) {
         let (root, document) = (at(""), at(format));
         run(&format!(
             "check -v --root {root} --format {format} --output {document}"

@@ -380,12 +380,12 @@ pub enum UserDataForm {
     EksKarpenter,
     /// An EKS node with the Canonical image
     EksUbuntu,
-    /// Nodes of an AKS node pool: a DaemonSet, for `kubectl apply`
-    Aks,
+    /// Nodes of an AKS or GKE node pool: a DaemonSet, for `kubectl apply`
+    NodePool,
+    /// A pod that requests a GPU and runs `gpu-bootstrap probe` on it, for `kubectl apply`
+    TestPod,
     /// A self-managed machine in AKS, with AKS Flex Node
     AksFlex,
-    /// Nodes of a GKE node pool: a DaemonSet, for `kubectl apply`
-    Gke,
     /// Google Cloud images without cloud-init: a startup script
     Google,
 }
@@ -405,12 +405,32 @@ pub struct UserDataArgs {
     pub value: Vec<String>,
     /// File with the join token; the token is printed in the user data
     #[arg(long, value_name = "FILE")]
+/// The provider of a node pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Provider {
+    /// Azure Kubernetes Service
+    Aks,
+    /// Google Kubernetes Engine
+    Gke,
+}
+
     pub token_file: Option<Utf8PathBuf>,
     /// Operating system for which the settings are checked, for example `almalinux-9` [default: depends on the
     /// type of node]
     #[arg(long, value_name = "ID-VERSION")]
     pub os: Option<String>,
 }
+    /// Provider of the node pool, required for `node-pool`
+    #[arg(
+        long,
+        value_enum,
+        value_name = "PROVIDER",
+        required_if_eq("form", "node-pool")
+    )]
+    pub provider: Option<Provider>,
+    /// Configuration file, whose settings are added to the user data, before those of --set; may be repeated
+    #[arg(long, value_name = "FILE")]
+    pub config: Vec<Utf8PathBuf>,
 
 /// `modules`.
 #[derive(Debug, Args)]

@@ -131,23 +131,24 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let cluster = or_noted(cluster, wrong);
     let gpus = or_noted(gpus, wrong);
     let known = gpus.clone().flatten().unwrap_or_default();
-    let driver = (gpus.flatten())
-        .map(|gpus| {
-            DriverInputs {
-                profile,
-                release,
-                config: &config.driver,
-                layers: inputs.layers,
-                facts: inputs.facts,
-                matrix: inputs.matrix,
-                placeholders: &placeholders,
-                gpus,
-                image: inputs.flags.image,
-                trial: inputs.flags.trial,
-            }
-            .choose()
-        })
-        .transpose();
+    let driver_for = |gpus| DriverInputs {
+        profile,
+        release,
+        config: &config.driver,
+        layers: inputs.layers,
+        facts: inputs.facts,
+        matrix: inputs.matrix,
+        placeholders: &placeholders,
+        gpus,
+        image: inputs.flags.image,
+        trial: inputs.flags.trial,
+    };
+    let driver = match gpus.flatten() {
+        Some(gpus) => driver_for(gpus).choose().map(Some),
+        // The machines of a pool without GPUs may have the settings of the others.
+        None if inputs.flags.trial => driver_for(Vec::new()).check().map(|()| None),
+        None => Ok(None),
+    };
     let driver = or_noted(driver, wrong);
     let validation = validation(
         (profile, inputs.layers, &config),
@@ -310,7 +311,6 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     }
     warnings.extend((desired.driver.iter()).flat_map(|driver| driver.warnings.iter().cloned()));
     warnings.extend(toolkit_lacks);
-    if placeholders.kernels.is_empty() && !inputs.flags.trial {
     warnings.extend(no_effect::warnings(&NoEffectInputs {
         config: &config,
         layers: inputs.layers,
@@ -319,6 +319,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         kernel: desired.kernel.as_ref(),
         runtimes: &kinds,
     }));
+    if placeholders.kernels.is_empty() && !inputs.flags.trial {
         warnings.push("the running kernel and the default boot kernel are unknown".into());
     }
     Ok(Resolution {
