@@ -6,6 +6,7 @@ use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use super::help;
 use crate::{
     check,
     compat::{self, asked::DriverOrBranch},
@@ -26,7 +27,8 @@ use crate::{
     name = "gpu-bootstrap",
     version,
     max_term_width = 80,
-    arg_required_else_help = true
+    arg_required_else_help = true,
+    after_long_help = help::of("")
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -37,30 +39,43 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Check the machine and report problems; change nothing
+    #[command(after_long_help = help::of("check"))]
     Check(CheckArgs),
     /// Show what `install` would change, with diffs; change nothing
+    #[command(after_long_help = help::of("plan"))]
     Plan(PlanArgs),
     /// Install and configure everything in the configuration
+    #[command(after_long_help = help::of("install"))]
     Install(InstallArgs),
     /// Undo all changes made by `install`
+    #[command(after_long_help = help::of("uninstall"))]
     Uninstall(UninstallArgs),
     /// Show the current run, the last run and a pending reboot
+    #[command(after_long_help = help::of("status"))]
     Status(StatusArgs),
     /// Show the detected facts
+    #[command(after_long_help = help::of("facts"))]
     Facts(FactsArgs),
     /// Describe a finding, setting, error number, exit code or log line, with its remedy
+    #[command(after_long_help = help::of("explain"))]
     Explain(ExplainArgs),
     /// Show which driver supports which GPU, CUDA version and kernel
+    #[command(after_long_help = help::of("compat"))]
     Compat(CompatArgs),
     /// Print all settings as a configuration file with every setting commented out
+    #[command(after_long_help = help::of("config"))]
     Config(ConfigArgs),
     /// Run a computation on every GPU, on the host or in a container; change nothing
+    #[command(after_long_help = help::of("probe"))]
     Probe(OutputArgs),
     /// Print user data for a type of node, with validated values
+    #[command(after_long_help = help::of("user-data"))]
     UserData(UserDataArgs),
     /// List and export kernel modules built by DKMS, for machines with the same kernel
+    #[command(after_long_help = help::of("modules"))]
     Modules(ModulesArgs),
     /// Print a shell completion script, for the shell's completion directory
+    #[command(after_long_help = help::of("completions"))]
     Completions(CompletionsArgs),
     /// Restore the runtime in a containerd configuration file that the provider has regenerated, before containerd starts
     #[command(hide = true)]
@@ -354,6 +369,9 @@ pub struct ConfigArgs {
 /// `uninstall`.
 #[derive(Debug, Args)]
 pub struct UninstallArgs {
+    /// List the changes that would be undone; change nothing
+    #[arg(long)]
+    pub dry_run: bool,
     #[command(flatten)]
     pub output: OutputArgs,
     #[command(flatten)]
@@ -369,9 +387,6 @@ pub enum UserDataForm {
     Kubeadm,
     /// A k3s or RKE2 node
     K3s,
-    /// List the changes that would be undone; change nothing
-    #[arg(long)]
-    pub dry_run: bool,
     /// An EKS node with Amazon Linux 2023
     Eks,
     /// Nodes of an EKS managed node group with an Amazon Linux 2023 AMI type
@@ -390,21 +405,6 @@ pub enum UserDataForm {
     Google,
 }
 
-/// `user-data`.
-#[derive(Debug, Args)]
-pub struct UserDataArgs {
-    /// Type of node
-    #[arg(value_enum)]
-    pub form: UserDataForm,
-    /// Single setting, for example `cluster.version=1.36`; may be repeated
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub set: Vec<String>,
-    /// Single value other than a setting, for example `address=https://…`, the download URL of gpu-bootstrap;
-    /// may be repeated
-    #[arg(long, value_name = "NAME=VALUE")]
-    pub value: Vec<String>,
-    /// File with the join token; the token is printed in the user data
-    #[arg(long, value_name = "FILE")]
 /// The provider of a node pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Provider {
@@ -414,12 +414,12 @@ pub enum Provider {
     Gke,
 }
 
-    pub token_file: Option<Utf8PathBuf>,
-    /// Operating system for which the settings are checked, for example `almalinux-9` [default: depends on the
-    /// type of node]
-    #[arg(long, value_name = "ID-VERSION")]
-    pub os: Option<String>,
-}
+/// `user-data`.
+#[derive(Debug, Args)]
+pub struct UserDataArgs {
+    /// Type of node
+    #[arg(value_enum)]
+    pub form: UserDataForm,
     /// Provider of the node pool, required for `node-pool`
     #[arg(
         long,
@@ -431,6 +431,21 @@ pub enum Provider {
     /// Configuration file, whose settings are added to the user data, before those of --set; may be repeated
     #[arg(long, value_name = "FILE")]
     pub config: Vec<Utf8PathBuf>,
+    /// Single setting, for example `cluster.version=1.36`; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Single value other than a setting, for example `address=https://…`, the download URL of gpu-bootstrap;
+    /// may be repeated
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub value: Vec<String>,
+    /// File with the join token; the token is printed in the user data
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<Utf8PathBuf>,
+    /// Operating system for which the settings are checked, for example `almalinux-9` [default: depends on the
+    /// type of node]
+    #[arg(long, value_name = "ID-VERSION")]
+    pub os: Option<String>,
+}
 
 /// `modules`.
 #[derive(Debug, Args)]
