@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use assert_cmd::Command;
+use clap::CommandFactory as _;
 
 /// The path of a host tree, relative to the repository, in which sessions run.
 const BARE: &str = "tests/hosts/debian-12-bare-h100/root";
@@ -85,6 +86,10 @@ fn invalid_command_lines() {
         "usage-errors",
         &[
             "instal",
+            "remove",
+            "install --dry-run",
+            "plan --json",
+            "explain --config",
             "check --profil debian",
             "check --format yaml",
             "check --root / --record /tmp/nowhere",
@@ -299,10 +304,20 @@ fn invalid_user_data_values() {
             "user-data k3s --token-file tests/cli/files/short-token",
             "user-data k3s --token-file tests/cli/files/token-of-servers --set cluster.join=rke2 --set cluster.server=https://10.0.0.1:9345",
             "user-data eks --value endpoint=nonsense --value ca=abc --value cidr=10.100 --value address=https://x/y.tar.gz",
+            "user-data eks-karpenter",
             "user-data eks-karpenter --value kubernetes=1.36.4 --value arch=aarch64",
-            "user-data aks --value registry=https://registry.example.com --value digest=sha256:0000",
-            "user-data gke --value registry=registry.example.com//tools",
-            "user-data gke --value registry=registry.example.com/tools/",
+            "user-data eks-karpenter --set cluster.version=1.36 --value family=g5g --value arch=x86_64",
+            "user-data eks-karpenter --value family=m5",
+            "user-data node-pool --value registry=registry.example.com",
+            "user-data node-pool --provider aks --value registry=https://registry.example.com --value digest=sha256:0000",
+            "user-data node-pool --provider gke --value registry=registry.example.com//tools",
+            "user-data node-pool --provider gke --value registry=registry.example.com/tools/",
+            "user-data bare --provider gke",
+            "user-data test-pod --set driver.branch=580",
+            "user-data bare --set driver.branch=581",
+            "user-data bare --os debian-12 --set driver.version=580.65.06",
+            "user-data kubeadm --config tests/cli/files/trial.toml",
+            "user-data bare --os fedora-42",
             "user-data aks-flex --value kubernetes=1.36 --value dns=coredns --value server=https://x:443",
             "user-data bare --set packages.proxy=http://joe:s3cret@proxy:3128",
             "user-data bare --set cluster.token=/etc/gpu-bootstrap/join-token",
@@ -314,8 +329,73 @@ fn invalid_user_data_values() {
     );
 }
 
+/// The result of `complete` in a real bash for each command line, whose last word is incomplete.
+fn completed_by_bash(lines: &[&str]) -> Vec<Vec<String>> {
+    let script = run("completions bash");
+    let (_, script) = script.split_once('\n').expect("the command line");
+    let (script, _) = script.rsplit_once("--- exit 0").expect("a script");
+    let mut text = script.to_owned();
+    for line in lines {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [.., previous, current] = words[..] else {
+            panic!("{line}: no incomplete word");
+        };
+        text += &format!(
+            "COMP_WORDS=({}) COMP_CWORD={}\n_gpu__bootstrap gpu-bootstrap '{current}' '{previous}'\necho \"${{COMPREPLY[*]}}\"\n",
+            words.join(" "),
+            words.len() - 1
+        );
+    }
+    let output = Command::new("bash")
+        .args(["--norc", "-s"])
+        .write_stdin(text)
+        .output()
+        .expect("bash, which this test needs");
+    let said = String::from_utf8(output.stdout).expect("text");
+    let talk = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said.lines().count(), lines.len(), "{talk}");
+    let words = |line: &str| line.split(' ').map(str::to_owned).collect();
+    said.lines().map(words).collect()
+}
+
+/// Each visible command with its parents, such as `gpu-bootstrap modules list`.
+fn visible_commands(command: &clap::Command, parents: &str) -> Vec<String> {
+    let name = format!("{parents}{}", command.get_name());
+    let shown = (command.get_subcommands()).filter(|one| !one.is_hide_set());
+    let below = shown.flat_map(|one| visible_commands(one, &format!("{name} ")));
+    [name.clone()].into_iter().chain(below).collect()
+}
+
 #[test]
-fn every_shell_has_completions() {
+fn bash_completes_after_each_command() {
+    let program = gpu_bootstrap::cli::args::Cli::command();
+    let commands = visible_commands(&program, "");
+    assert!(
+        commands
+            .iter()
+            .any(|one| one == "gpu-bootstrap modules list")
+    );
+    let lines: Vec<String> = commands.iter().map(|one| format!("{one} --h")).collect();
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    for (line, found) in lines.iter().zip(completed_by_bash(&lines)) {
+        assert_eq!(found, ["--help"], "{line}");
+    }
+    for (line, wanted) in [
+        ("gpu-bootstrap plan --o", "--os"),
+        ("gpu-bootstrap check --format n", "nagios npd"),
+        (
+            "gpu-bootstrap user-data e",
+            "eks eks-node-group eks-karpenter eks-ubuntu",
+        ),
+        ("gpu-bootstrap modules ", "-h --help list export"),
+    ] {
+        assert_eq!(completed_by_bash(&[line])[0].join(" "), wanted, "{line}");
+    }
+}
+
+/// Users do not call internal commands. DKMS and our units do.
+#[test]
+fn completions_omit_internal_commands() {
     for (shell, sign) in [
         ("bash", "complete -F"),
         ("zsh", "#compdef gpu-bootstrap"),
@@ -327,6 +407,16 @@ fn every_shell_has_completions() {
             "{said}"
         );
         assert!(said.contains("lock-timeout"), "{said}");
+        for internal in [
+            "containerd-runtime",
+            "nvml-view",
+            "cuda-work",
+            "container-probe",
+            "fetch",
+            "resume",
+        ] {
+            assert!(!said.contains(internal), "{shell}: {internal}");
+        }
     }
 }
 
@@ -368,15 +458,100 @@ fn line_width_does_not_change_words() {
 }
 
 fn look_in_columns(columns: &str) -> String {
+    let (text, _) = in_columns(columns, &format!("check -v --skip preflight --root {BARE}"));
+    text
+}
+
+/// Standard output and standard error of a command line with this line width.
+fn in_columns(columns: &str, line: &str) -> (String, String) {
     let output = Command::cargo_bin("gpu-bootstrap")
         .expect("the binary")
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .env_clear()
         .env("COLUMNS", columns)
-        .args(["check", "-v", "--skip", "preflight", "--root", BARE])
+        .args(line.split(' '))
         .output()
         .expect("it runs");
-    String::from_utf8(output.stdout).expect("text")
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    (text(output.stdout), text(output.stderr))
+}
+
+/// Commands to copy, which are indented, and single words are not wrapped.
+#[test]
+fn all_output_fits_the_line_width() {
+    for line in [
+        &*format!("check --skip preflight --root {BARE}"),
+        &*format!(
+            "check --skip preflight --root {BARE} --format markdown --output /nowhere/at/all"
+        ),
+        &*format!("facts --root {BARE}"),
+        "plan --os ubuntu-24.04 --gpu p5.48xlarge",
+        "plan --os ubuntu-24.04 --gpu L4 --set repositories.nvidia-cuda.url=https://mirror.example.com/cuda",
+        "plan --os debian-12 --gpu RTX",
+        "compat --gpu B200",
+        "compat --gpu H100 --driver 520.61.05",
+        "compat --gpu L4 --driver 560 --os debian-12",
+        "explain",
+        "explain driver.libraries",
+        "explain driver.existing",
+        "explain exit 5",
+        "explain xid 79",
+        "user-data eks",
+        "user-data node-pool --provider gke --value registry=registry.example.com//tools",
+        "install --lock-timeout soon",
+        "install --assume-gpu 10de:2330",
+        "status",
+        "plan --help",
+    ] {
+        let (text, said) = in_columns("60", line);
+        for line_of in text.lines().chain(said.lines()) {
+            let is_word = !line_of.trim().contains(' ');
+            let is_command = line_of.starts_with("    ");
+            let is_narrow = line_of.chars().count() <= 60;
+            assert!(is_narrow || is_word || is_command, "{line}: {line_of}");
+        }
+    }
+}
+
+/// Hints are copied into a shell.
+#[test]
+fn messages_mention_only_existing_options() {
+    let program = gpu_bootstrap::cli::args::Cli::command();
+    let spans =
+        regex::Regex::new("`(?:gpu-bootstrap )?([a-z-]+) ([^`]*--[^`]*)`").expect("a pattern");
+    let options = regex::Regex::new("(?:^| )--([a-z-]+)").expect("a pattern");
+    let joined = regex::Regex::new("\\\\\n\\s*").expect("a pattern");
+    let mut directories = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    let mut found = 0;
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(&directory).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                directories.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).expect("text");
+            let text = joined.replace_all(&text, "");
+            for span in spans.captures_iter(&text) {
+                let Some(command) = program.find_subcommand(&span[1]) else {
+                    continue;
+                };
+                found += 1;
+                for option in options.captures_iter(&span[2]) {
+                    let below = command
+                        .get_subcommands()
+                        .flat_map(clap::Command::get_arguments);
+                    let mut known = command
+                        .get_arguments()
+                        .chain(below)
+                        .filter_map(clap::Arg::get_long);
+                    let exists = known.any(|known| known == &option[1]);
+                    assert!(exists, "{}: {}", path.display(), &span[0]);
+                }
+            }
+        }
+    }
+    assert!(found > 20, "{found}");
 }
 
 /// An untrusted name must not clear the administrator's terminal when the document is printed.

@@ -658,7 +658,7 @@ fn documents_state_provider_and_agent_limits() {
     for needed in [
         "AKS Automatic does not allow privileged pods",
         "Autopilot does not allow privileged pods",
-        "EKS managed node groups do not support Ubuntu",
+        "Managed node groups do not support Ubuntu",
     ] {
         assert!(manifest.contains(needed), "{needed}");
     }
@@ -683,7 +683,7 @@ fn node_pool_commands_have_the_required_options() {
     }
     assert!(manifest.contains("RTX PRO 6000 require the GRID driver"));
     assert!(docs.contains("RTX PRO 6000 need the GRID driver"));
-    for (form, pool) in [
+    for (provider, pool) in [
         ("aks", "az aks nodepool add"),
         ("gke", "gcloud container node-pools create"),
     ] {
@@ -693,26 +693,35 @@ fn node_pool_commands_have_the_required_options() {
         let (program, kubectl) = last.split_once(" | ").expect(last);
         assert_eq!(kubectl, "kubectl apply -f -");
         let words: Vec<&str> = program.split(' ').collect();
-        assert_eq!(words[..3], ["gpu-bootstrap", "user-data", form]);
+        assert_eq!(
+            words[..5],
+            [
+                "gpu-bootstrap",
+                "user-data",
+                "node-pool",
+                "--provider",
+                provider
+            ]
+        );
         let filled = program
             .replace("=REGISTRY", "=registry.example.com/tools")
             .replace("=DIGEST", &format!("=sha256:{DIGEST}"));
         let options: Vec<&str> = filled.split(' ').skip(3).collect();
-        let (printed, warnings) = printed(form, &options);
-        assert_eq!(warnings, "", "{form}");
+        let (printed, _) = printed("node-pool", &options);
         let image = format!("\"registry.example.com/tools/gpu-bootstrap@sha256:{DIGEST}\"");
-        assert!(printed.contains(&image), "{form}");
+        assert!(printed.contains(&image), "{provider}");
+        assert!(printed.contains(pool), "{provider}");
+        let other = match provider {
+            "aks" => "gcloud container",
+            _ => "az aks",
+        };
+        assert!(!printed.contains(other), "{provider}: {printed}");
     }
     // `az aks nodepool add` supports neither initialization taints nor taints that pods can remove.
     for (name, text) in [("manifest", &manifest), ("documentation", &docs)] {
         let (_, command) = text.split_once("az aks nodepool add").expect("a command");
         let command: String = command.lines().take(3).collect();
         assert!(!command.contains("taint"), "{name}: {command}");
-    }
-    // The other manifest is not a template of `user-data`: the documented command replaces its placeholders.
-    for mark in ["@REGISTRY@", "@DIGEST@"] {
-        assert!(text("daemonset/gpu-pod.yaml").contains(mark));
-        assert!(docs.contains(&format!("s|{mark}|")), "{mark}");
     }
     assert!(!docs.contains("apply -f cloud-init/"));
 }
@@ -724,7 +733,7 @@ fn device_plugin_waits_only_for_the_validation_label() {
     let values = "daemonset/device-plugin-values.yaml";
     let values_of = &documents(values)[0];
     let keys: Vec<&String> = values_of.as_object().expect("values").keys().collect();
-    assert_eq!(keys, ["nodeSelector"]);
+    assert_eq!(keys, ["runtimeClassName", "nodeSelector"]);
     let selector = values_of["nodeSelector"].as_object().expect("labels");
     assert_eq!(selector.len(), 1);
     let set_by_run = labels::operator(true);
@@ -749,6 +758,19 @@ fn device_plugin_waits_only_for_the_validation_label() {
             .join(" ")
     };
     assert!(words(&text(values)).contains(&words(command)));
+    // `user-data` prints it as well.
+    let (_, said) = printed("node-pool", DAEMONSET);
+    let (common, _) = command.split_once(" --values ").expect("the values");
+    let common = format!("helm upgrade {}", words(common));
+    assert!(said.contains(&common), "{said}");
+    for (key, value) in selector {
+        let key = key.replace('.', "\\.");
+        let value = value.as_str().expect("text");
+        assert!(
+            said.contains(&format!("'nodeSelector.{key}={value}'")),
+            "{said}"
+        );
+    }
 }
 
 /// The pod requests a GPU, uses the DaemonSet image, and tolerates the startup taint.
@@ -1075,8 +1097,17 @@ const FORMS: [(&str, &str, &[&str]); 10] = [
             "ca=LS0tLS1CRUdJTg==",
         ],
     ),
-    ("aks", "daemonset/daemonset.yaml", DAEMONSET),
-    ("gke", "daemonset/daemonset.yaml", DAEMONSET),
+    ("node-pool", "daemonset/daemonset.yaml", DAEMONSET),
+    (
+        "test-pod",
+        "daemonset/gpu-pod.yaml",
+        &[
+            "--value",
+            "registry=registry.example.com/tools",
+            "--value",
+            DIGEST_VALUE,
+        ],
+    ),
     (
         "aks-flex",
         "aks/user-data.yaml",
@@ -1115,15 +1146,35 @@ const KUBEADM: &[&str] = &[
 
 const DIGEST: &str = "00000000000000000000000000000000000000000000000000000000000000aa";
 
+const DIGEST_VALUE: &str =
+    "digest=00000000000000000000000000000000000000000000000000000000000000aa";
+
 const DAEMONSET: &[&str] = &[
+    "--provider",
+    "aks",
     "--value",
     "registry=registry.example.com/tools",
     "--value",
-    "digest=00000000000000000000000000000000000000000000000000000000000000aa",
+    DIGEST_VALUE,
 ];
 
-/// The templates applied with kubectl.
-const APPLIED: [&str; 3] = ["aks", "gke", "eks-karpenter"];
+/// The options that fill in the URL and the SHA-256 of the binary.
+const PROGRAM: &[&str] = &[
+    "--value",
+    "address=https://example.org/gpu-bootstrap",
+    "--value",
+    "sha256=00000000000000000000000000000000000000000000000000000000000000aa",
+];
+
+/// The options that complete a template.
+fn complete(form: &str) -> Vec<&'static str> {
+    let form = FORMS.iter().find(|(name, ..)| *name == form);
+    let (_, path, options) = form.expect("a template");
+    match path.starts_with("daemonset") {
+        true => options.to_vec(),
+        false => [PROGRAM, options].concat(),
+    }
+}
 
 /// Standard output and standard error of `user-data`, with the token in a file.
 fn printed(form: &str, options: &[&str]) -> (String, String) {
@@ -1160,54 +1211,81 @@ fn user_data_of(form: &str, options: &[&str]) -> (Option<i32>, String, String) {
     )
 }
 
-/// The placeholders of a template, without their `@`.
-fn marks_of(form: &str) -> Vec<String> {
-    let form = form.replace("gpu-bootstrap@sha256:", "");
-    let lines = form
-        .lines()
-        .filter(|line| !line.trim_start().starts_with('#'));
-    let marks = lines.flat_map(|line| line.split('@').skip(1).step_by(2));
-    marks.map(str::to_owned).collect()
-}
-
-/// Without values, the output is the file that the other tests examine, and a warning lists each missing value.
+/// A machine with an incomplete template would fail at its first boot, so it is not printed. The error contains all missing
+/// options.
 #[test]
-fn user_data_prints_the_repository_files() {
-    for (form, path, _) in FORMS {
-        if APPLIED.contains(&form) {
-            continue;
-        }
-        let (text_of_form, warnings) = printed(form, &[]);
-        assert_eq!(text_of_form, text(path), "{form}");
-        for mark in marks_of(&text_of_form) {
-            assert!(
-                warnings.contains(&format!("no value for `{mark}`: add `--")),
-                "{form}: {warnings}"
-            );
-        }
-    }
-}
-
-/// kubectl would apply unreplaced placeholders, so an incomplete template is not printed.
-#[test]
-fn kubectl_template_is_printed_only_if_complete() {
-    for (form, path, options) in FORMS {
-        if !APPLIED.contains(&form) {
-            continue;
-        }
-        let marks = marks_of(&text(path));
-        assert!(marks.len() > 1, "{form}");
-        let (status, printed, said) = user_data_of(form, &[]);
+fn template_is_printed_only_if_complete() {
+    for (form, ..) in FORMS {
+        let all = complete(form);
+        // Without the provider, clap reports the error.
+        let (first, given) = match form {
+            "node-pool" => (2, &all[..2]),
+            _ => (0, &[][..]),
+        };
+        let (status, printed, said) = user_data_of(form, given);
         assert_eq!((status, &*printed), (Some(2), ""), "{form}: {said}");
-        for mark in marks {
-            let missing = format!("failed to fill in the template: no value for `{mark}`");
-            assert!(said.contains(&missing), "{form}: {said}");
+        let missing = format!("{} values are missing", all[first..].len() / 2);
+        assert!(said.contains(&missing), "{form}: {said}");
+        for option in all[first..].chunks(2) {
+            let name = option[1].split_once('=').map_or("FILE", |(name, _)| name);
+            let option = format!("{} {name}", option[0]);
+            assert!(said.contains(&option), "{form}, {option}: {said}");
         }
-        assert!(said.contains("hint: add `--value "), "{form}: {said}");
-        // One value is still missing.
-        let (status, printed, _) = user_data_of(form, &options[2..]);
+        let (status, printed, said) = user_data_of(form, &all[..all.len() - 2]);
         assert_eq!((status, &*printed), (Some(2), ""), "{form}");
+        assert!(said.contains("1 value is missing"), "{form}: {said}");
     }
+}
+
+/// Karpenter and AKS Flex Node have the version as a value, with two and with three numbers.
+#[test]
+fn cluster_version_is_a_value_of_templates_without_the_setting() {
+    for (form, line) in [
+        ("eks-karpenter", "optimized-ami/1.37/amazon-linux-2023/"),
+        ("aks-flex", "\"components\": {\"kubernetes\": \"1.37.2\"}"),
+    ] {
+        let mut options = complete(form);
+        let at = options
+            .iter()
+            .position(|one| one.starts_with("kubernetes="));
+        let at = at.expect("the version");
+        options.splice(at - 1..=at, ["--set", "cluster.version=1.37.2"]);
+        let (printed, _) = printed(form, &options);
+        assert!(printed.contains(line), "{form}: {printed}");
+        assert!(!printed.contains("version = \"1.37"), "{form}: {printed}");
+    }
+    let (status, _, said) = user_data_of("aks-flex", &["--set", "cluster.version=1.37"]);
+    assert_eq!(status, Some(2), "{said}");
+    assert!(said.contains("not a version with three numbers"), "{said}");
+}
+
+/// The settings of a file are in the user data, except those that `--set` overrides. Secrets are allowed in a file.
+#[test]
+fn settings_of_a_file_are_in_the_user_data() {
+    let directory = directory();
+    let path = directory.path().join("site.toml");
+    let settings = "[cluster]\nversion = \"1.36\"\nlabels = [\"team=a\"]\n[packages]\nproxy = \"http://joe:s3cret@proxy:3128\"\n";
+    fs::write(&path, settings).expect("written");
+    let path = path.display().to_string();
+    let (printed, said) = printed(
+        "kubeadm",
+        &[&complete("kubeadm")[..], &["--config", &path]].concat(),
+    );
+    for line in [
+        "version = \"1.37\"",
+        "labels = [\"team=a\"]",
+        "packages.proxy = \"http://joe:s3cret@proxy:3128\"",
+    ] {
+        assert!(
+            printed.contains(&format!("      {line}\n")),
+            "{line}: {printed}"
+        );
+    }
+    assert!(!said.contains("s3cret"), "{said}");
+    fs::write(&path, "[cluster]\nversoin = \"1.36\"\n").expect("written");
+    let (status, _, said) = user_data_of("kubeadm", &["--config", &path]);
+    assert_eq!(status, Some(3), "{said}");
+    assert!(said.contains("site.toml:2:1: unknown key"), "{said}");
 }
 
 /// A trailing slash must not lead to an image name with a double slash.
@@ -1220,8 +1298,15 @@ fn a_registry_may_end_with_a_slash() {
         ("example", "example"),
     ] {
         let registry = format!("registry={registry}");
-        let (printed, warnings) = printed("gke", &["--value", &registry, "--value", &digest]);
-        assert_eq!(warnings, "", "{registry}");
+        let values = [
+            "--provider",
+            "gke",
+            "--value",
+            &registry,
+            "--value",
+            &digest,
+        ];
+        let (printed, _) = printed("node-pool", &values);
         let image = format!("image: \"{host}/gpu-bootstrap@sha256:{DIGEST}\"");
         assert!(printed.contains(&image), "{registry}");
     }
@@ -1233,8 +1318,15 @@ fn a_registry_may_end_with_a_slash() {
         "registry.example.com:latest",
     ] {
         let assignment = format!("registry={registry}");
-        let values = ["--value", &assignment, "--value", &digest];
-        let (status, printed, said) = user_data_of("gke", &values);
+        let values = [
+            "--provider",
+            "gke",
+            "--value",
+            &assignment,
+            "--value",
+            &digest,
+        ];
+        let (status, printed, said) = user_data_of("node-pool", &values);
         assert_eq!((status, &*printed), (Some(2), ""), "{registry}");
         let refused = format!("invalid value `{registry}`: not a valid start of an image name");
         assert!(said.contains(&refused), "{said}");
@@ -1244,16 +1336,8 @@ fn a_registry_may_end_with_a_slash() {
 /// EKS adds its own NodeConfig to the user data of a node group with an AMI type.
 #[test]
 fn node_group_template_is_eks_without_node_config() {
-    let digest = format!("sha256={DIGEST}");
-    let program = [
-        "--value",
-        "address=https://example.org/gpu-bootstrap",
-        "--value",
-        &digest,
-    ];
-    let (group, warnings) = printed("eks-node-group", &program);
-    assert_eq!(warnings, "");
-    let (whole, _) = printed("eks", &program);
+    let (group, _) = printed("eks-node-group", PROGRAM);
+    let (whole, _) = printed("eks", &complete("eks"));
     let (head, rest) = whole.split_once("--gpu-bootstrap\n").expect("a part");
     let (config, others) = rest.split_once("--gpu-bootstrap\n").expect("two parts");
     assert!(config.contains("kind: NodeConfig"), "{config}");
@@ -1264,21 +1348,16 @@ fn node_group_template_is_eks_without_node_config() {
 #[test]
 fn printed_user_data_is_ready_to_paste() {
     for (form, path, options) in FORMS {
-        let common = match path.starts_with("daemonset") {
-            true => vec![],
-            false => vec![
-                "--value",
-                "address=https://example.org/gpu-bootstrap",
-                "--value",
-            ],
+        let all = complete(form);
+        let set: &[&str] = if form == "test-pod" {
+            &[]
+        } else {
+            &["--set", "driver.cuda=12.8"]
         };
-        let digest = format!("sha256={DIGEST}");
-        let mut all = [&common[..], options].concat();
-        if !common.is_empty() {
-            all.insert(3, &digest);
-        }
-        let (whole, warnings) = printed(form, &[&all[..], &["--set", "driver.cuda=12.8"]].concat());
-        assert_eq!(warnings, "", "{form}");
+        let (whole, said) = printed(form, &[&all[..], set].concat());
+        assert!(!said.contains("warning"), "{form}: {said}");
+        let is_alone = matches!(form, "bare" | "test-pod");
+        assert_eq!(said.contains("helm upgrade"), !is_alone, "{form}: {said}");
         let bare = |text: &str| {
             let lines = text
                 .lines()
@@ -1291,7 +1370,11 @@ fn printed_user_data_is_ready_to_paste() {
         let before = text(path);
         let changed = before.lines().filter(|line| !whole.contains(line));
         for line in changed {
-            assert!(line.contains('@'), "{form}: {line}");
+            let is_of_other_provider = form == "node-pool" && line.starts_with('#');
+            assert!(line.contains('@') || is_of_other_provider, "{form}: {line}");
+        }
+        if form == "test-pod" {
+            continue;
         }
         let user_data = match form {
             "eks-karpenter" => {
@@ -1358,7 +1441,10 @@ fn printed_user_data_is_ready_to_paste() {
 #[test]
 fn user_data_without_token_has_no_token_file() {
     for form in ["kubeadm", "k3s", "google"] {
-        let (text, warnings) = printed(form, &["--set", "cluster.token=credential:join"]);
+        let mut options = complete(form);
+        options.retain(|one| !matches!(*one, "--token-file" | "TOKEN"));
+        options.extend(["--set", "cluster.token=credential:join"]);
+        let (text, warnings) = printed(form, &options);
         assert!(
             !text.contains("join-token") && !text.contains("TOKEN"),
             "{form}: {text}"

@@ -3,7 +3,11 @@
 use std::{fs, path::Path};
 
 use clap::{Command, CommandFactory};
-use gpu_bootstrap::{cli::args::Cli, config::reference, report::settings};
+use gpu_bootstrap::{
+    cli::{args::Cli, help},
+    config::reference,
+    report::settings,
+};
 use roff::{Roff, bold, roman};
 
 /// The page of the settings file.
@@ -33,6 +37,37 @@ fn settings_page() -> String {
     page.render()
 }
 
+/// The sections of a command that are not generated from its definition.
+fn sections(command: &str) -> String {
+    let mut page = Roff::new();
+    let name = if command == "gpu-bootstrap" {
+        ""
+    } else {
+        command
+    };
+    for section in help::sections(name) {
+        page.control("SH", [section.title.to_uppercase().as_str()]);
+        for (term, text) in section.rows {
+            page.control("TP", []);
+            page.text([bold(term.replace("\\\n      ", ""))]);
+            page.text([roman(text)]);
+        }
+    }
+    page.control("SH", ["SEE ALSO"]);
+    let other = if name.is_empty() {
+        "gpu-bootstrap-install"
+    } else {
+        "gpu-bootstrap"
+    };
+    page.text([
+        bold(other),
+        roman("(1), "),
+        bold("gpu-bootstrap.toml"),
+        roman("(5)"),
+    ]);
+    page.to_roff()
+}
+
 /// A command and its visible subcommands.
 fn shown(command: &Command) -> Vec<Command> {
     let below = (command.get_subcommands())
@@ -53,11 +88,12 @@ fn pages() -> Vec<(String, String)> {
                 .unwrap_or(command.get_name())
                 .to_owned();
             let mut page = Vec::new();
-            clap_mangen::Man::new(command)
+            let further = sections(command.get_name());
+            clap_mangen::Man::new(command.after_long_help(None::<&str>))
                 .render(&mut page)
                 .expect("a rendered page");
             let page = String::from_utf8(page).expect("a page is UTF-8");
-            (format!("{name}.1"), page)
+            (format!("{name}.1"), page + &further)
         })
         .chain([("gpu-bootstrap.toml.5".to_owned(), settings_page())])
         .collect()
@@ -87,5 +123,14 @@ fn every_page_has_its_name_and_options() {
     let page = |name: &str| &pages.iter().find(|page| page.0 == name).unwrap().1;
     assert!(page("gpu-bootstrap.1").contains("gpu\\-bootstrap\\-install(1)"));
     assert!(page("gpu-bootstrap-check.1").contains("\\-\\-verbose"));
+    for section in [
+        "EXIT STATUS",
+        "ENVIRONMENT",
+        "FILES",
+        "EXAMPLES",
+        "SEE ALSO",
+    ] {
+        assert!(page("gpu-bootstrap.1").contains(section), "{section}");
+    }
     assert!(page("gpu-bootstrap.toml.5").contains("driver.branch"));
 }

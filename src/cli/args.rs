@@ -6,6 +6,7 @@ use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use super::help;
 use crate::{
     check,
     compat::{self, asked::DriverOrBranch},
@@ -26,7 +27,8 @@ use crate::{
     name = "gpu-bootstrap",
     version,
     max_term_width = 80,
-    arg_required_else_help = true
+    arg_required_else_help = true,
+    after_long_help = help::of("")
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -37,30 +39,43 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Check the machine and report problems; change nothing
+    #[command(after_long_help = help::of("check"))]
     Check(CheckArgs),
     /// Show what `install` would change, with diffs; change nothing
+    #[command(after_long_help = help::of("plan"))]
     Plan(PlanArgs),
     /// Install and configure everything in the configuration
+    #[command(after_long_help = help::of("install"))]
     Install(InstallArgs),
     /// Undo all changes made by `install`
+    #[command(after_long_help = help::of("uninstall"))]
     Uninstall(UninstallArgs),
     /// Show the current run, the last run and a pending reboot
+    #[command(after_long_help = help::of("status"))]
     Status(StatusArgs),
     /// Show the detected facts
+    #[command(after_long_help = help::of("facts"))]
     Facts(FactsArgs),
     /// Describe a finding, setting, error number, exit code or log line, with its remedy
+    #[command(after_long_help = help::of("explain"))]
     Explain(ExplainArgs),
     /// Show which driver supports which GPU, CUDA version and kernel
+    #[command(after_long_help = help::of("compat"))]
     Compat(CompatArgs),
     /// Print all settings as a configuration file with every setting commented out
+    #[command(after_long_help = help::of("config"))]
     Config(ConfigArgs),
     /// Run a computation on every GPU, on the host or in a container; change nothing
+    #[command(after_long_help = help::of("probe"))]
     Probe(OutputArgs),
     /// Print user data for a type of node, with validated values
+    #[command(after_long_help = help::of("user-data"))]
     UserData(UserDataArgs),
     /// List and export kernel modules built by DKMS, for machines with the same kernel
+    #[command(after_long_help = help::of("modules"))]
     Modules(ModulesArgs),
     /// Print a shell completion script, for the shell's completion directory
+    #[command(after_long_help = help::of("completions"))]
     Completions(CompletionsArgs),
     /// Restore the runtime in a containerd configuration file that the provider has regenerated, before containerd starts
     #[command(hide = true)]
@@ -291,7 +306,7 @@ pub struct InstallArgs {
     pub reboot: bool,
     /// Run as a systemd unit, with --reboot, and wait until it finishes, like `status --wait`: for
     /// cloud-init and startup scripts. If a run is in progress, only wait for it
-    #[arg(long, conflicts_with_all = ["image", "events", "resume"])]
+    #[arg(long, conflicts_with_all = ["image", "events"])]
     pub unattended: bool,
     /// Time limit for retries of transient failures, such as an unreachable mirror; no change starts after it.
     /// Starts again at each boot [default: 2h with --reboot]
@@ -304,7 +319,7 @@ pub struct InstallArgs {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub lock_timeout: Option<Duration>,
     /// Continue the run in the journal
-    #[arg(long, hide = true, conflicts_with_all = ["profile", "config", "set", "image"])]
+    #[arg(long, hide = true, conflicts_with_all = ["profile", "config", "set", "image", "unattended"])]
     pub resume: bool,
 }
 
@@ -354,6 +369,9 @@ pub struct ConfigArgs {
 /// `uninstall`.
 #[derive(Debug, Args)]
 pub struct UninstallArgs {
+    /// List the changes that would be undone; change nothing
+    #[arg(long)]
+    pub dry_run: bool,
     #[command(flatten)]
     pub output: OutputArgs,
     #[command(flatten)]
@@ -377,14 +395,23 @@ pub enum UserDataForm {
     EksKarpenter,
     /// An EKS node with the Canonical image
     EksUbuntu,
-    /// Nodes of an AKS node pool: a DaemonSet, for `kubectl apply`
-    Aks,
+    /// Nodes of an AKS or GKE node pool: a DaemonSet, for `kubectl apply`
+    NodePool,
+    /// A pod that requests a GPU and runs `gpu-bootstrap probe` on it, for `kubectl apply`
+    TestPod,
     /// A self-managed machine in AKS, with AKS Flex Node
     AksFlex,
-    /// Nodes of a GKE node pool: a DaemonSet, for `kubectl apply`
-    Gke,
     /// Google Cloud images without cloud-init: a startup script
     Google,
+}
+
+/// The provider of a node pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Provider {
+    /// Azure Kubernetes Service
+    Aks,
+    /// Google Kubernetes Engine
+    Gke,
 }
 
 /// `user-data`.
@@ -393,6 +420,17 @@ pub struct UserDataArgs {
     /// Type of node
     #[arg(value_enum)]
     pub form: UserDataForm,
+    /// Provider of the node pool, required for `node-pool`
+    #[arg(
+        long,
+        value_enum,
+        value_name = "PROVIDER",
+        required_if_eq("form", "node-pool")
+    )]
+    pub provider: Option<Provider>,
+    /// Configuration file, whose settings are added to the user data, before those of --set; may be repeated
+    #[arg(long, value_name = "FILE")]
+    pub config: Vec<Utf8PathBuf>,
     /// Single setting, for example `cluster.version=1.36`; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,

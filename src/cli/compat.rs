@@ -333,9 +333,18 @@ fn branches(text: &mut String, branches: &[BranchAnswer], style: Style) {
     });
     let rows: Vec<[String; 6]> = std::iter::once(head).chain(rows).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max();
-    let widths = [0, 1, 2, 3, 4].map(|column| width(column).unwrap_or_default());
+    let widths = [0, 1, 2, 3, 4, 5].map(|column| width(column).unwrap_or_default());
     text.push('\n');
-    for [branch, kind, newest, support, cuda, modules] in &rows {
+    let is_wide =
+        widths.iter().map(|width| width + 2).sum::<usize>() > style.width.saturating_add(2);
+    for [branch, kind, newest, support, cuda, modules] in rows.iter().skip(usize::from(is_wide)) {
+        if is_wide {
+            let row = format!(
+                "{kind}, newest {newest}, support {support}, CUDA {cuda}, {modules} modules"
+            );
+            let _ = writeln!(text, "{}", style.hanging(&format!("{branch}  "), &row));
+            continue;
+        }
         let _ = writeln!(
             text,
             "{branch:<0$}  {kind:<1$}  {newest:<2$}  {support:<3$}  {cuda:<4$}  {modules}",

@@ -110,9 +110,10 @@ impl Console<'_> {
 
     /// Prints warnings to standard error, so that standard output holds only the document.
     pub fn warn(&mut self, warnings: &[String]) {
+        let style = self.err_style();
         for warning in warnings {
             // Standard error may be closed. The documents of `check` and `plan` also contain the warnings.
-            let _ = writeln!(self.err, "warning: {warning}");
+            let _ = writeln!(self.err, "{}", style.hanging("warning: ", warning));
         }
     }
 
@@ -160,9 +161,22 @@ impl Console<'_> {
         }
     }
 
+    /// Prints commands to run next to standard error, because standard output holds only the document.
+    pub(super) fn next(&mut self, why: &str, commands: &[String]) {
+        if commands.is_empty() {
+            return;
+        }
+        // The output is complete without these commands.
+        let _ = writeln!(self.err, "\n{why}\n");
+        for command in commands {
+            let _ = writeln!(self.err, "    {command}");
+        }
+    }
+
     /// Prints a note before the first event or after the last one.
     pub fn note(&mut self, text: &str) {
+        let text = self.err_style().hanging("note: ", text);
         // Standard error is the last resort. If it is closed, the message is lost.
-        let _ = writeln!(self.err, "note: {text}");
+        let _ = writeln!(self.err, "{text}");
     }
 }

@@ -3,11 +3,13 @@
 pub mod args;
 mod check;
 mod compat;
+mod completions;
 mod condition;
 pub mod env;
 mod explain;
 mod facts;
 mod failure;
+pub mod help;
 mod install;
 mod machine;
 mod modules;
@@ -17,6 +19,7 @@ mod print;
 mod probe;
 mod restore;
 mod status;
+mod tips;
 mod trial;
 mod unattended;
 mod uninstall;
@@ -26,7 +29,7 @@ mod viewers;
 
 use std::{ffi::OsString, io::Write as _};
 
-use clap::{CommandFactory as _, Parser};
+use clap::Parser;
 
 pub use env::{Console, Env, Sink};
 pub use failure::Failure;
@@ -51,7 +54,7 @@ pub async fn run(args: Vec<OsString>, host: &Host, env: &Env, console: &mut Cons
         .for_each(|secret| env.secrets.learn(&secret));
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
-        Err(error) => return usage(&error, console),
+        Err(error) => return usage(&tips::corrected(error), console),
     };
     match dispatch(cli.command, host, env, console).await {
         Ok(exit) => exit,
@@ -67,13 +70,21 @@ pub async fn run(args: Vec<OsString>, host: &Host, env: &Env, console: &mut Cons
 
 /// Help and version go to standard output; all other output of clap goes to standard error.
 fn usage(error: &clap::Error, console: &mut Console<'_>) -> Exit {
-    let (sink, exit) = if error.use_stderr() {
-        (&mut console.err, Exit::Usage)
-    } else {
-        (&mut console.out, Exit::Ok)
-    };
-    let _ = write!(sink, "{}", error.render());
-    exit
+    if !error.use_stderr() {
+        // clap wraps the help.
+        let _ = write!(console.out, "{}", error.render());
+        return Exit::Ok;
+    }
+    let style = console.err_style();
+    for line in error.render().to_string().lines() {
+        let text = line.trim_start();
+        let _ = writeln!(
+            console.err,
+            "{}",
+            style.hanging(&line[..line.len() - text.len()], text)
+        );
+    }
+    Exit::Usage
 }
 
 async fn dispatch(
@@ -106,17 +117,7 @@ async fn dispatch(
         Command::UserData(args) => user_data::run(host, env, console, &args),
         Command::Modules(args) => modules::run(host, env, console, &args).await,
         Command::Completions(args) => {
-            let mut script = Vec::new();
-            clap_complete::generate(
-                args.shell,
-                &mut Cli::command(),
-                "gpu-bootstrap",
-                &mut script,
-            );
-            // clap_complete joins the parts of a name with a hyphen in two ways, so bash would find no subcommand.
-            let script = String::from_utf8_lossy(&script)
-                .replace("gpu__subcmd__bootstrap", "gpu__bootstrap");
-            print::show(&mut console.out, |to| to.write_all(script.as_bytes())).map(|()| Exit::Ok)
+            print::text(&mut console.out, &completions::script(args.shell)).map(|()| Exit::Ok)
         }
         Command::NvmlView => print::json(&mut console.out, &real::nvml_view()).map(|()| Exit::Ok),
         Command::CudaWork { uuid } => real::cuda_work(uuid.as_deref(), &mut console.out)

@@ -252,6 +252,7 @@ impl Inspection {
                 config: request.config.clone(),
                 env: env.pairs(),
                 set: settings(request),
+                except: Vec::new(),
                 driver: Vec::new(),
                 lock_timeout_seconds: request.lock_timeout_seconds,
                 flags: Flags {

@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use camino::Utf8PathBuf;
 use serde::Serialize;
 
 use super::{
@@ -105,7 +106,7 @@ pub(super) fn run(
 
 /// Rejects versions that lack security fixes. The steps of `install` also reject them, unless the machine already has this
 /// version.
-fn rejected(desired: &Desired) -> Result<(), Failure> {
+pub(super) fn rejected(desired: &Desired) -> Result<(), Failure> {
     let driver = desired
         .driver
         .as_ref()
@@ -152,17 +153,20 @@ pub(super) fn nothing() -> Host {
 /// The file name in error messages about the settings of a user-data template.
 pub(super) const SETTINGS: &str = "the template's settings";
 
-/// Returns a machine with only these settings.
-pub(super) fn with_settings(text: &str) -> Host {
+/// Returns a machine with only these files.
+pub(super) fn with_settings(texts: Vec<(Utf8PathBuf, String)>) -> Host {
     let mut tree = Tree::new(NO_MACHINE);
     tree.directory("/");
-    tree.file(SETTINGS.to_owned(), text);
+    for (path, text) in texts {
+        tree.file(path.into_string(), text);
+    }
     tree.host()
 }
 
-/// Returns the facts of a machine if only its operating system is known.
-pub(super) fn without_gpu(matrix: &Matrix, os: &Os) -> Facts {
-    facts(matrix, os, USUAL_ARCH, &args::TrialArgs::default(), None)
+/// Returns the facts of a machine if only its operating system and maybe its architecture are known.
+pub(super) fn without_gpu(matrix: &Matrix, os: &Os, arch: Option<String>) -> Facts {
+    let arch = arch.as_deref().unwrap_or(USUAL_ARCH);
+    facts(matrix, os, arch, &args::TrialArgs::default(), None)
 }
 
 /// A simulated machine.

@@ -2,12 +2,20 @@
 //! configuration, profile or matrix cannot stop it.
 
 use super::{
-    Failure, args,
+    Failure,
+    args::{self, OutputFormat},
     env::{Console, Env},
-    machine, prepare, viewers,
+    machine, prepare, print, viewers,
 };
 use crate::{
-    engine, event::StepTitle, exit::Exit, facts::gather, host::Host, model::findings, steps,
+    engine,
+    event::StepTitle,
+    exit::Exit,
+    facts::gather,
+    host::Host,
+    model::findings,
+    report::{document, human},
+    steps,
 };
 
 pub(super) async fn run(
@@ -16,6 +24,9 @@ pub(super) async fn run(
     console: &mut Console<'_>,
     args: &args::UninstallArgs,
 ) -> Result<Exit, Failure> {
+    if args.dry_run {
+        return preview(host, console, args);
+    }
     env.only_root(host, "uninstall")?;
     let facts = gather(host.reader(), None, machine::scope(None));
     let cancel = viewers::cancel()?;
@@ -27,16 +38,38 @@ pub(super) async fn run(
         viewers::open(host, env, console, None, args.detail)?,
     )?;
     let tools = prepare::tools(host, env, policy, &facts, (events, cancel));
-    let titles: Vec<StepTitle> = steps::all()
-        .into_iter()
-        .map(|step| StepTitle {
-            title: findings::title(&step.id).to_owned(),
-            id: step.id,
-        })
-        .collect();
-    let ended = engine::uninstall(&tools, &titles).await;
+    let ended = engine::uninstall(&tools, &titles()).await;
     reporter.finish();
     let report = ended?;
     console.tell(&report, Some(args.output.format), args.detail);
     Ok(report.exit)
+}
+
+/// Prints the changes that would be undone.
+fn preview(
+    host: &Host,
+    console: &mut Console<'_>,
+    args: &args::UninstallArgs,
+) -> Result<Exit, Failure> {
+    let run = engine::run_id(&*host.clock);
+    let report = engine::planned_uninstall(host, run, &titles())?;
+    let style = console.out_style();
+    match args.output.format {
+        OutputFormat::Json => print::json(&mut console.out, &document::run(&report, None))?,
+        OutputFormat::Human => {
+            print::show(&mut console.out, |to| human::undo(to, &report, style))?;
+        }
+    }
+    Ok(report.exit)
+}
+
+fn titles() -> Vec<StepTitle> {
+    let title = |id| StepTitle {
+        title: findings::title(&id).to_owned(),
+        id,
+    };
+    steps::all()
+        .into_iter()
+        .map(|step| title(step.id))
+        .collect()
 }

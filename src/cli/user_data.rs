@@ -1,18 +1,21 @@
 //! `user-data`: prints a template from `cloud-init/` with validated values.
 
-use std::net::IpAddr;
+mod values;
 
-use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
-use camino::Utf8Path;
+use std::collections::BTreeMap;
 
+use camino::{Utf8Path, Utf8PathBuf};
+
+use self::values::{is_plain, named, numbers, usage, wrong};
 use super::{
     Failure,
-    args::{self, UserDataForm},
+    args::{self, Provider, UserDataForm},
     compat,
     env::{Console, Env},
     machine, prepare, print, trial,
 };
 use crate::{
+    compat::matrix::Matrix,
     config::{
         error::{ConfigError, ResolveError},
         load::{self, SettingsRequest},
@@ -20,8 +23,9 @@ use crate::{
         sources::{self, SettingSources},
     },
     exit::Exit,
-    host::Host,
+    host::{FilesError, Host, digest::sha256},
     joins::JoinMethod,
+    model::text::shell_word,
 };
 
 /// The placeholder of the join token.
@@ -39,11 +43,18 @@ const TOKEN_LINES: [&str; 2] = [
     "printf '%s\\n' '@TOKEN@' >/etc/gpu-bootstrap/join-token\n",
 ];
 
+/// The setting that templates without it have as the value [`KUBERNETES`].
+const VERSION: &str = "cluster.version";
+const KUBERNETES: &str = "kubernetes";
+
+/// The URL of this binary, which the release build sets.
+const RELEASE_URL: Option<&str> = option_env!("GPU_BOOTSTRAP_RELEASE_URL");
+
 /// A template, and its placeholders that are not settings, by `--value` name.
 struct Form {
     text: &'static str,
-    /// The operating system for which the settings are checked by default.
-    os: &'static str,
+    /// The operating system for which the settings are checked by default. `None` if the template has no settings.
+    os: Option<&'static str>,
     values: &'static [(&'static str, &'static str)],
 }
 
@@ -51,11 +62,18 @@ struct Form {
 const ADDRESS: (&str, &str) = ("address", "@ADDRESS@");
 const SHA256: (&str, &str) = ("sha256", "@SHA-256@");
 
+/// The image of the DaemonSet and of the test pod.
+const REGISTRY: (&str, &str) = ("registry", "@REGISTRY@");
+const DIGEST: (&str, &str) = ("digest", "@DIGEST@");
+
+/// Optional, so the template has no placeholder for it.
+const RUNTIME_CLASS: (&str, &str) = ("runtime-class", "@RUNTIME-CLASS@");
+
 macro_rules! form {
     ($file:literal, $os:literal, [$($value:expr),*]) => {
         Form {
             text: include_str!(concat!("../../cloud-init/", $file)),
-            os: $os,
+            os: Some($os),
             values: &[$($value),*],
         }
     };
@@ -85,7 +103,7 @@ const fn form(form: UserDataForm) -> Form {
             "eks-karpenter/ec2nodeclass.yaml",
             "amzn-2023",
             [
-                ("kubernetes", "@1.36@"),
+                (KUBERNETES, "@1.36@"),
                 ("arch", "@x86_64@"),
                 ("role", "@KarpenterNodeRole-NAME@"),
                 ("cluster", "@NAME@"),
@@ -105,11 +123,16 @@ const fn form(form: UserDataForm) -> Form {
                 SHA256
             ]
         ),
-        UserDataForm::Aks | UserDataForm::Gke => form!(
+        UserDataForm::NodePool => form!(
             "daemonset/daemonset.yaml",
             "ubuntu-24.04",
-            [("registry", "@REGISTRY@"), ("digest", "@DIGEST@")]
+            [REGISTRY, DIGEST]
         ),
+        UserDataForm::TestPod => Form {
+            text: include_str!("../../cloud-init/daemonset/gpu-pod.yaml"),
+            os: None,
+            values: &[REGISTRY, DIGEST, RUNTIME_CLASS],
+        },
         UserDataForm::AksFlex => form!(
             "aks/user-data.yaml",
             "ubuntu-24.04",
@@ -120,22 +143,13 @@ const fn form(form: UserDataForm) -> Form {
                 ("server", "@SERVER@"),
                 ("ca", "@BASE64@"),
                 ("dns", "@10.0.0.10@"),
-                ("kubernetes", "@1.36.4@"),
+                (KUBERNETES, "@1.36.4@"),
                 ADDRESS,
                 SHA256
             ]
         ),
         UserDataForm::Google => form!("google/startup-script.sh", "almalinux-9", [ADDRESS, SHA256]),
     }
-}
-
-/// Whether the template is piped to kubectl, which would apply unfilled placeholders. In all other templates, the user's tools
-/// can replace the remaining placeholders later.
-const fn is_applied(form: UserDataForm) -> bool {
-    matches!(
-        form,
-        UserDataForm::Aks | UserDataForm::Gke | UserDataForm::EksKarpenter
-    )
 }
 
 /// Removes the NodeConfig part from a template, because EKS adds one if the node group has an AMI type.
@@ -146,6 +160,27 @@ fn without_node_config(text: &str) -> String {
     parts.join(PART)
 }
 
+/// Removes the comments about other providers of node pools.
+fn of_provider(text: &str, provider: Provider) -> String {
+    let own = match provider {
+        Provider::Aks => "#   AKS: ",
+        Provider::Gke => "#   GKE: ",
+    };
+    let mut is_of_other = false;
+    let keep = |line: &&str| {
+        if ["AKS", "GKE", "EKS"]
+            .iter()
+            .any(|name| line.starts_with(&format!("#   {name}: ")))
+        {
+            is_of_other = !line.starts_with(own);
+        } else if !line.starts_with("#    ") {
+            is_of_other = false;
+        }
+        !is_of_other
+    };
+    text.split_inclusive('\n').filter(keep).collect()
+}
+
 pub(super) fn run(
     host: &Host,
     env: &Env,
@@ -153,65 +188,250 @@ pub(super) fn run(
     args: &args::UserDataArgs,
 ) -> Result<Exit, Failure> {
     let form = form(args.form);
-    let mut text = match args.form {
-        UserDataForm::EksNodeGroup => without_node_config(form.text),
-        _ => form.text.to_owned(),
+    let matrix = machine::matrix(host, env)?;
+    let mut text = match (args.form, args.provider) {
+        (UserDataForm::NodePool, Some(provider)) => of_provider(form.text, provider),
+        (_, Some(_)) => {
+            return Err(usage(
+                "read `--provider`: only `node-pool` has providers",
+                "omit the option",
+            ));
+        }
+        (UserDataForm::EksNodeGroup, None) => without_node_config(form.text),
+        (_, None) => form.text.to_owned(),
     };
-    let mut wrong = Vec::new();
-    for assignment in &args.value {
-        match named(&form, assignment) {
-            Ok((placeholder, value)) => text = filled_in(&text, placeholder, value),
-            Err(error) => wrong.push(error),
+    let given = given(host, args)?;
+    let values = checked_values(&matrix, &form, args, &given)?;
+    for (name, placeholder) in form.values {
+        if let Some(value) = values.get(name) {
+            text = filled_in(&text, placeholder, value);
         }
     }
-    Failure::unless_none(wrong)?;
-    let block = Block::of(&text);
-    let mut settings = block.settings(&text);
-    let marks = placeholders(&settings);
-    for assignment in &args.set {
-        settings = set(&settings, assignment)?;
+    if let Some(class) = values.get(RUNTIME_CLASS.0) {
+        text = text.replace(
+            "\nspec:\n",
+            &format!("\nspec:\n  runtimeClassName: {class}\n"),
+        );
     }
-    text.replace_range(block.range.clone(), &block.indented(&settings));
-    if !settings.contains(TOKEN_PLACE) {
-        for lines in TOKEN_LINES {
-            text = text.replace(lines, "");
+    let mut marks = Vec::new();
+    let mut method = None;
+    if let Some(os) = form.os {
+        let block = Block::of(&text);
+        let template = block.settings(&text);
+        marks = placeholders(&template);
+        let has_version = form.values.iter().any(|(name, _)| *name == KUBERNETES);
+        let except = if has_version { &[VERSION][..] } else { &[] };
+        let resolution = Trial {
+            os: args.os.as_deref().unwrap_or(os),
+            arch: values.get("arch").map(String::as_str),
+            template: &filled(&template, &marks),
+            except,
         }
+        .check(host, env, &matrix, args)?;
+        console.warn(&resolution.warnings);
+        method = resolution.desired.cluster.map(|spec| spec.method);
+        let mut settings = template;
+        for (key, value) in given.assignments() {
+            if !except.contains(&key.as_str()) {
+                settings = put(&settings, &key, &value);
+            }
+        }
+        text.replace_range(block.range.clone(), &block.indented(&settings));
+        if !settings.contains(TOKEN_PLACE) {
+            for lines in TOKEN_LINES {
+                text = text.replace(lines, "");
+            }
+        }
+    } else if !(args.set.is_empty() && args.config.is_empty()) {
+        return Err(usage(
+            "read the settings: this template contains no settings",
+            "omit `--set` and `--config`",
+        ));
     }
-    let resolution = check(
-        host,
-        env,
-        args.os.as_deref().unwrap_or(form.os),
-        &filled(&Block::of(&text).settings(&text), &marks),
-    )?;
     if let Some(file) = &args.token_file {
-        let cluster = resolution.desired.cluster.as_ref();
-        text = with_token(host, file, &text, cluster.map(|spec| &spec.method))?;
+        text = with_token(host, file, &text, method.as_ref())?;
     }
-    let left = left(&form, &marks, &text);
-    if is_applied(args.form) {
-        let missing = |(mark, how): &(String, String)| {
-            usage(
-                &format!("fill in the template: no value for `{mark}`"),
-                &format!("add {how}"),
-            )
-        };
-        Failure::unless_none(left.iter().map(missing).collect())?;
-    }
-    if left.is_empty() {
-        text = text.replace(SET_EACH, "");
-    }
-    let left: Vec<String> = (left.iter())
-        .map(|(mark, how)| format!("no value for `{mark}`: add {how}"))
-        .collect();
-    console.warn(&resolution.warnings);
-    console.warn(&left);
+    text = with_release(
+        text,
+        RELEASE_URL,
+        values.get("arch").map(String::as_str),
+        || {
+            let binary = host.files.read(&env.exe)?;
+            Ok(binary.map(|binary| sha256(&binary)))
+        },
+    )
+    .map_err(|error| {
+        let message = format!("failed to compute the SHA-256 of `{}`", env.exe);
+        Failure::caused(Exit::Internal, "binary-unreadable", &message, error, None)
+    })?;
+    complete(&form, &marks, &text)?;
+    text = text.replace(SET_EACH, "");
     // Print without hiding secrets: the user requested the token, and placeholders in URLs look like credentials.
     print::text(console.out.openly(), &text)?;
+    console.next("When the nodes are Ready:", &next(args, &values));
     Ok(Exit::Ok)
 }
 
-fn usage(message: &str, hint: &str) -> Failure {
-    Failure::new(Exit::Usage, "user-data-value", message, Some(hint))
+/// Reads the settings of `--config` and `--set`.
+fn given(host: &Host, args: &args::UserDataArgs) -> Result<SettingSources, Failure> {
+    let mut all = SettingSources::default();
+    for path in prepare::absolute_all(&args.config)? {
+        let text = settings_file(host, &path)?;
+        all.file(path.as_str(), &text).map_err(ResolveError::from)?;
+    }
+    for assignment in &args.set {
+        all.set(assignment).map_err(ResolveError::from)?;
+        if !sources::secrets(assignment).is_empty() {
+            let key = assignment.split('=').next().unwrap_or_default();
+            return Err(usage(
+                &format!("read `--set {key}`: secrets are not allowed on the command line"),
+                "write the secret to a file for `--config`, or to the settings in the image; other users can read command lines",
+            ));
+        }
+    }
+    Ok(all)
+}
+
+fn settings_file(host: &Host, path: &Utf8Path) -> Result<String, ResolveError> {
+    let text = host.files.read_text(path).map_err(ConfigError::from)?;
+    let missing = || ConfigError::MissingFile {
+        path: path.to_owned(),
+    };
+    Ok(text.ok_or_else(missing)?)
+}
+
+/// Returns the values of `--value` by name. The cluster version can also be given as a setting.
+fn checked_values(
+    matrix: &Matrix,
+    form: &Form,
+    args: &args::UserDataArgs,
+    given: &SettingSources,
+) -> Result<BTreeMap<&'static str, String>, Failure> {
+    let mut errors = Vec::new();
+    let mut values = BTreeMap::new();
+    for assignment in &args.value {
+        match named(form.values, assignment) {
+            Ok((name, value)) => {
+                values.insert(name, value.to_owned());
+            }
+            Err(error) => errors.push(error),
+        }
+    }
+    let placeholder = form.values.iter().find(|(name, _)| *name == KUBERNETES);
+    let version = given
+        .assignments()
+        .into_iter()
+        .find(|(key, _)| key == VERSION);
+    if let (Some((name, placeholder)), Some((_, version)), false) =
+        (placeholder, version, values.contains_key(KUBERNETES))
+    {
+        // A template with two numbers needs only the minor version.
+        let parts = numbers(placeholder.trim_matches('@')).unwrap_or_default();
+        let version: Vec<&str> = version.trim_matches('"').split('.').take(parts).collect();
+        let version = version.join(".");
+        match wrong(name, placeholder, &version) {
+            Some((why, hint)) => {
+                let message = format!("read `{VERSION}`: invalid value `{version}`: {why}");
+                errors.push(usage(&message, hint));
+            }
+            None => {
+                values.insert(*name, version);
+            }
+        }
+    }
+    if let Some(family) = values.get("family") {
+        let arch = values.get("arch").map(String::as_str);
+        errors.extend(values::family(matrix, family, arch).err());
+    }
+    Failure::unless_none(errors)?;
+    Ok(values)
+}
+
+/// Fills in the URL and the SHA-256 of this binary if neither was given, and the instances have the architecture of this binary.
+/// `digest` returns `None` if the binary was deleted.
+fn with_release(
+    text: String,
+    url: Option<&str>,
+    arch: Option<&str>,
+    digest: impl FnOnce() -> Result<Option<String>, FilesError>,
+) -> Result<String, FilesError> {
+    let is_left = |(_, placeholder): (&str, &str)| filled_in(&text, placeholder, "") != text;
+    let own = match std::env::consts::ARCH {
+        "aarch64" => "arm64",
+        arch => arch,
+    };
+    let Some(url) =
+        url.filter(|_| is_left(ADDRESS) && is_left(SHA256) && arch.is_none_or(|arch| arch == own))
+    else {
+        return Ok(text);
+    };
+    let Some(digest) = digest()? else {
+        return Ok(text);
+    };
+    let text = filled_in(&text, ADDRESS.1, url);
+    Ok(filled_in(&text, SHA256.1, &digest))
+}
+
+/// Rejects a template with a missing value, because the machine would fail at its first boot.
+fn complete(form: &Form, marks: &[String], text: &str) -> Result<(), Failure> {
+    let options = left(form, marks, text);
+    if options.is_empty() {
+        return Ok(());
+    }
+    let count = match options.len() {
+        1 => "1 value is missing".to_owned(),
+        count => format!("{count} values are missing"),
+    };
+    let of_eks = ["@https://SERVER@", "@10.100.0.0/16@"]
+        .iter()
+        .any(|mark| filled_in(text, mark, "") != text);
+    let source = if of_eks {
+        "; `aws eks describe-cluster --name NAME` prints them"
+    } else {
+        ""
+    };
+    Err(usage(
+        &format!("fill in the template: {count}"),
+        &format!("add `{}`, with your values{source}", options.join(" ")),
+    ))
+}
+
+/// The command that creates the runtime class. k3s, RKE2 and the GPU Operator also create it.
+const CREATE_RUNTIME_CLASS: &str = "echo '{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: \
+                                    nvidia}' | kubectl apply -f -";
+
+/// The command that installs the device plugin. Source: NVIDIA/k8s-device-plugin v0.20.0, README.md.
+const DEVICE_PLUGIN: &str = "helm upgrade -i nvdp nvidia-device-plugin --repo https://nvidia.github.io/k8s-device-plugin \
+                             --namespace nvidia-device-plugin --create-namespace --version 0.20.0";
+
+/// Returns the commands after the nodes have joined: the runtime class, the device plugin, and a pod that tests it. Empty for a
+/// machine outside a cluster.
+fn next(args: &args::UserDataArgs, values: &BTreeMap<&'static str, String>) -> Vec<String> {
+    let is_default = match args.form {
+        UserDataForm::Bare | UserDataForm::TestPod => return Vec::new(),
+        // nodeadm configures nvidia as the default runtime.
+        UserDataForm::Eks | UserDataForm::EksNodeGroup | UserDataForm::EksKarpenter => true,
+        _ => false,
+    };
+    let mut plugin = DEVICE_PLUGIN.to_owned();
+    let mut pod = "gpu-bootstrap user-data test-pod".to_owned();
+    if !is_default {
+        plugin += " --set runtimeClassName=nvidia";
+        pod += " --value runtime-class=nvidia";
+    }
+    if args.provider == Some(Provider::Aks) {
+        // The plugin waits for the validation, because no taint does.
+        plugin += " --set-string 'nodeSelector.nvidia\\.com/gpu\\.present=true'";
+    }
+    for (name, placeholder) in [REGISTRY, DIGEST] {
+        let value = values
+            .get(name)
+            .map_or(placeholder.trim_matches('@'), String::as_str);
+        pod += &format!(" --value {name}={}", shell_word(value));
+    }
+    pod += " | kubectl apply -f -";
+    let class = (!is_default).then(|| CREATE_RUNTIME_CLASS.to_owned());
+    class.into_iter().chain([plugin, pod]).collect()
 }
 
 /// Replaces a placeholder outside comments.
@@ -221,179 +441,6 @@ fn filled_in(text: &str, placeholder: &str, value: &str) -> String {
         false => line.replace(placeholder, value),
     };
     text.split_inclusive('\n').map(line).collect()
-}
-
-/// Parses `NAME=VALUE` and returns the placeholder and the value.
-fn named<'a>(form: &Form, assignment: &'a str) -> Result<(&'static str, &'a str), Failure> {
-    let known: Vec<&str> = form.values.iter().map(|(name, _)| *name).collect();
-    let known = format!("this template has {}", known.join(", "));
-    let Some((name, value)) = assignment.split_once('=') else {
-        return Err(usage("read `--value`: not `NAME=VALUE`", &known));
-    };
-    let Some((_, placeholder)) = form.values.iter().find(|(own, _)| *own == name) else {
-        return Err(usage(
-            &format!("read `--value {name}`: the template has no such value"),
-            &known,
-        ));
-    };
-    // Registries and `docker push` print digests with a prefix.
-    let value = match name {
-        "digest" | "sha256" => value.strip_prefix("sha256:").unwrap_or(value),
-        "registry" => value.trim_end_matches('/'),
-        _ => value,
-    };
-    if matches!(name, "role" | "cluster") && value.contains([':', '/']) {
-        let (why, hint) = instead_of_arn(name, value);
-        return Err(usage(
-            &format!("read `--value {name}`: invalid value `{value}`: {why}"),
-            &hint,
-        ));
-    }
-    match wrong(name, placeholder, value) {
-        Some((why, hint)) => Err(usage(
-            &format!("read `--value {name}`: invalid value `{value}`: {why}"),
-            hint,
-        )),
-        None => Ok((placeholder, value)),
-    }
-}
-
-/// Returns the error and the hint for an ARN where a name is required. Karpenter passes a role to AWS as a name
-/// (aws/karpenter-provider-aws issues 3051 and 8312).
-fn instead_of_arn(name: &str, value: &str) -> (&'static str, String) {
-    let last = value.rsplit(['/', ':']).next().unwrap_or_default();
-    if name == "role" && value.contains(":instance-profile/") {
-        let hint = format!(
-            "run `aws iam get-instance-profile --instance-profile-name {last} --query \
-             'InstanceProfile.Roles[].RoleName' --output text`"
-        );
-        return ("an instance profile instead of the name of its role", hint);
-    }
-    (
-        "a name contains no `:` and `/`",
-        format!("use the name: `--value {name}={last}`"),
-    )
-}
-
-/// Returns the reason that a value is invalid, and the source of the correct one.
-fn wrong(name: &str, placeholder: &str, value: &str) -> Option<(&'static str, &'static str)> {
-    const COMMENTS: &str = "see the comments in the template";
-    Some(match name {
-        _ if value.is_empty() => ("empty", COMMENTS),
-        // Values are inserted into YAML, JSON and scripts that run as root.
-        _ if !value.chars().all(is_plain) => (
-            "only letters, digits and `-_.:/+=,?&%~[]` are allowed",
-            COMMENTS,
-        ),
-        "sha256" if !is_digest(value) => (
-            "not a SHA-256 digest, which has 64 digits of 0-9 and a-f",
-            "run `sha256sum gpu-bootstrap` on the binary, not on the archive",
-        ),
-        "digest" if !is_digest(value) => (
-            "not a SHA-256 digest, which has 64 digits of 0-9 and a-f",
-            "use the digest printed by `docker push`",
-        ),
-        "address" if !value.starts_with("https://") && !value.starts_with("http://") => (
-            "the URL must start with `https://` or `http://`",
-            "upload the binary `gpu-bootstrap` to a web server that the machines can reach",
-        ),
-        "address" if [".tar.gz", ".tgz"].iter().any(|end| value.ends_with(end)) => (
-            "an archive instead of the binary",
-            "unpack the archive, upload `gpu-bootstrap`, and use its URL and SHA-256",
-        ),
-        "endpoint" if !value.starts_with("https://") => (
-            "the URL must start with `https://`",
-            "run `aws eks describe-cluster --name NAME --query cluster.endpoint --output text`",
-        ),
-        "ca" if !is_certificate(value) => (
-            "not a base64-encoded PEM certificate",
-            "use `certificate-authority-data` from a kubeconfig; on EKS, run `aws eks describe-cluster --name NAME --query \
-             cluster.certificateAuthority.data --output text`",
-        ),
-        "cidr" if !is_network(value) => (
-            "not a CIDR block such as `10.100.0.0/16`",
-            "run `aws eks describe-cluster --name NAME --query cluster.kubernetesNetworkConfig --output text`",
-        ),
-        "dns" if !is_address(value) => ("not an IP address", COMMENTS),
-        "server" if value.contains('/') || (value.contains(':') && !is_address(value)) => {
-            ("not a host name without `https://` and port", COMMENTS)
-        }
-        "registry" if value.contains("://") => (
-            "an image name has no URL scheme",
-            "use host and path, such as `registry.example.com/tools`",
-        ),
-        "registry" if !is_registry(value) => (
-            "not a valid start of an image name",
-            "use host and path, the path in lower case, such as `registry.example.com:5000/tools`",
-        ),
-        "arch" if !matches!(value, "x86_64" | "arm64") => (
-            "not `x86_64` or `arm64`, the architectures of Amazon images",
-            "use the architecture of the instance family, and a gpu-bootstrap binary for it",
-        ),
-        "kubernetes" if numbers(value) != numbers(placeholder.trim_matches('@')) => {
-            let why = match numbers(placeholder.trim_matches('@')) {
-                Some(2) => "not a version with two numbers, such as `1.36`",
-                _ => "not a version with three numbers, such as `1.36.4`",
-            };
-            (why, "run `kubectl version` to see the cluster version")
-        }
-        _ => return None,
-    })
-}
-
-/// Returns whether a text is a base64-encoded PEM certificate.
-fn is_certificate(text: &str) -> bool {
-    let decoded = BASE64.decode(text);
-    decoded.is_ok_and(|bytes| bytes.starts_with(b"-----BEGIN"))
-}
-
-/// Returns whether an image name can start with a text: a host, or a Docker Hub path (distribution/reference, `reference.go`).
-fn is_registry(text: &str) -> bool {
-    let mut parts = text.split('/');
-    let first = parts.next().unwrap_or_default();
-    let (host, port) = first.rsplit_once(':').unwrap_or((first, "443"));
-    let is_host = is_name(&host.to_ascii_lowercase()) && port.parse::<u16>().is_ok();
-    is_host && parts.all(is_name)
-}
-
-/// Returns whether a text is a valid component of an image name.
-fn is_name(text: &str) -> bool {
-    let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    text.starts_with(is_word)
-        && text.ends_with(is_word)
-        && text.chars().all(|c| is_word(c) || "._-".contains(c))
-}
-
-fn is_address(text: &str) -> bool {
-    text.parse::<IpAddr>().is_ok()
-}
-
-fn is_network(text: &str) -> bool {
-    let Some((address, length)) = text.split_once('/') else {
-        return false;
-    };
-    let longest = match address.parse() {
-        Ok(IpAddr::V4(_)) => 32,
-        Ok(IpAddr::V6(_)) => 128,
-        Err(_) => return false,
-    };
-    length.parse::<u8>().is_ok_and(|length| length <= longest)
-}
-
-/// Returns the number of components of a version, or `None` if it is not a version.
-fn numbers(text: &str) -> Option<usize> {
-    let is_number =
-        |part: &str| part.parse::<u16>().is_ok() && part.bytes().all(|byte| byte.is_ascii_digit());
-    (text.split('.').all(is_number)).then(|| text.split('.').count())
-}
-
-fn is_plain(letter: char) -> bool {
-    letter.is_ascii_alphanumeric() || "-_.:/+=,?&%~[]".contains(letter)
-}
-
-fn is_digest(text: &str) -> bool {
-    let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    text.len() == 64 && text.bytes().all(is_hex)
 }
 
 /// Inserts the token from a file, if it is valid for the join method.
@@ -486,23 +533,6 @@ impl Block {
 
 /// Adds a setting or replaces its value. A new setting is added to its table. If the table is missing, the setting is added
 /// with its full key at the start.
-fn set(settings: &str, assignment: &str) -> Result<String, Failure> {
-    let mut one = SettingSources::default();
-    one.set(assignment).map_err(ResolveError::from)?;
-    if !sources::secrets(assignment).is_empty() {
-        let key = assignment.split('=').next().unwrap_or_default();
-        return Err(usage(
-            &format!("read `--set {key}`: secrets are not allowed on the command line"),
-            "write the secret to the settings in the image, or to the printed user data; other users can read command lines",
-        ));
-    }
-    let mut text = settings.to_owned();
-    for setting in one.provenance() {
-        text = put(&text, &setting.key, &setting.value);
-    }
-    Ok(text)
-}
-
 fn put(settings: &str, key: &str, value: &str) -> String {
     let (table, name) = key.rsplit_once('.').unwrap_or(("", key));
     let mut current = String::new();
@@ -533,25 +563,61 @@ fn put(settings: &str, key: &str, value: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Resolves the settings for an operating system. The GPU is unknown, so settings that depend on it are not checked.
-fn check(host: &Host, env: &Env, system: &str, settings: &str) -> Result<Resolution, Failure> {
-    let matrix = machine::matrix(host, env)?;
-    let os = compat::os_named(system)?;
-    let facts = trial::without_gpu(&matrix, &os);
-    let ask = SettingsRequest {
-        config: vec![trial::SETTINGS.into()],
-        set: vec!["gpu=optional".to_owned()],
-        flags: Flags {
-            trial: true,
-            ..Flags::default()
-        },
-        secrets: env.secrets.clone(),
-        ..SettingsRequest::default()
-    };
-    let nothing = trial::nothing();
-    let named = trial::with_settings(settings);
-    let found = load::load(&*nothing.files, &*named.files, &ask, &facts, &matrix)?;
-    Ok(found)
+/// The machine and the template for which the settings are checked.
+struct Trial<'a> {
+    os: &'a str,
+    /// The architecture, as `--value arch`.
+    arch: Option<&'a str>,
+    /// The settings of the template, with examples instead of placeholders.
+    template: &'a str,
+    /// Settings that are values of the template.
+    except: &'a [&'a str],
+}
+
+impl Trial<'_> {
+    /// Resolves the settings of the template and of the options. The GPU is unknown, so settings that depend on it are not
+    /// checked.
+    fn check(
+        &self,
+        host: &Host,
+        env: &Env,
+        matrix: &Matrix,
+        args: &args::UserDataArgs,
+    ) -> Result<Resolution, Failure> {
+        let os = compat::os_named(self.os)?;
+        let facts = trial::without_gpu(
+            matrix,
+            &os,
+            self.arch.map(|arch| arch.replace("arm64", "aarch64")),
+        );
+        let files = prepare::absolute_all(&args.config)?;
+        let mut texts = vec![(Utf8PathBuf::from(trial::SETTINGS), self.template.to_owned())];
+        for path in files {
+            let text = settings_file(host, &path)?;
+            texts.push((path, text));
+        }
+        let ask = SettingsRequest {
+            config: texts.iter().map(|(path, _)| path.clone()).collect(),
+            set: args
+                .set
+                .iter()
+                .cloned()
+                .chain(["gpu=optional".to_owned()])
+                .collect(),
+            except: self.except.iter().map(|&key| key.to_owned()).collect(),
+            flags: Flags {
+                trial: true,
+                ..Flags::default()
+            },
+            secrets: env.secrets.clone(),
+            ..SettingsRequest::default()
+        };
+        let nothing = trial::nothing();
+        let named = trial::with_settings(texts);
+        let found = load::load(&*nothing.files, &*named.files, &ask, &facts, matrix)?;
+        trial::rejected(&found.desired)?;
+        Ok(found)
+    }
 }
 
 /// Replaces each unfilled placeholder in the settings with the example that it contains, so that the settings can be checked.
@@ -570,33 +636,77 @@ fn placeholders(settings: &str) -> Vec<String> {
     marked.map(|one| format!("@{one}@")).collect()
 }
 
-/// Returns the unfilled placeholders with the option that fills each of them.
-fn left(form: &Form, marks: &[String], text: &str) -> Vec<(String, String)> {
-    let settings = Block::of(text).settings(text);
+/// Returns the options that fill the remaining placeholders, with examples as values.
+fn left(form: &Form, marks: &[String], text: &str) -> Vec<String> {
     let mut left = Vec::new();
+    let settings = match marks {
+        [] => String::new(),
+        _ => Block::of(text).settings(text),
+    };
     for line in settings.lines().filter(|line| !line.starts_with('#')) {
         let (key, value) = line.split_once('=').unwrap_or_default();
-        let whole = value.replace(['[', ']', '"', '@'], "");
-        for mark in marks.iter().filter(|mark| line.contains(mark.as_str())) {
-            let mut how = format!("`--set cluster.{}=…`", key.trim());
-            // The placeholder is only a part of the value.
-            if whole.trim() != mark.trim_matches('@') {
-                how += &format!(", such as `{}`", whole.trim());
-            }
-            left.push((mark.clone(), how));
+        if marks.iter().any(|mark| line.contains(mark.as_str())) {
+            let example = value.replace(['[', ']', '"', '@'], "");
+            left.push(format!("--set cluster.{}={}", key.trim(), example.trim()));
         }
     }
     let is_left = |placeholder: &str| filled_in(text, placeholder, "") != text;
     if is_left(TOKEN) {
-        let how = "`--token-file FILE`, or `--set cluster.token=…` for a secret store";
-        left.push((TOKEN.to_owned(), how.to_owned()));
+        left.push("--token-file FILE".to_owned());
     }
     for (name, placeholder) in form.values {
         if is_left(placeholder) {
-            left.push(((*placeholder).to_owned(), format!("`--value {name}=…`")));
+            let example = match *name {
+                "address" => "https://SERVER/gpu-bootstrap",
+                "sha256" => "DIGEST",
+                _ => placeholder.trim_matches('@'),
+            };
+            left.push(format!("--value {name}={example}"));
         }
     }
-    // Without the `@` signs, because a URL placeholder would look like a URL with credentials and would be hidden.
-    let told = |(mark, how): (String, String)| (mark.trim_matches('@').to_owned(), how);
-    left.into_iter().map(told).collect()
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum as _;
+
+    use super::*;
+    use crate::cli::help::VALUES;
+
+    #[test]
+    fn help_lists_the_values_of_each_form() {
+        for one in UserDataForm::value_variants() {
+            let name = one.to_possible_value().expect("a visible form");
+            let listed = VALUES
+                .iter()
+                .filter(|(_, forms, _)| forms.contains(&name.get_name()));
+            let mut listed: Vec<&str> = listed.map(|(value, ..)| *value).collect();
+            let mut values: Vec<&str> = form(*one).values.iter().map(|(value, _)| *value).collect();
+            listed.sort_unstable();
+            values.sort_unstable();
+            assert_eq!(listed, values, "{}", name.get_name());
+        }
+    }
+
+    /// Only the release build knows the URL of the binary.
+    #[test]
+    fn release_build_fills_in_its_own_url_and_digest() {
+        let text = "get '@ADDRESS@'\necho '@SHA-256@'\n";
+        let digest = || Ok(Some("00aa".to_owned()));
+        let url = Some("https://example.org/gpu-bootstrap");
+        let with =
+            |text: &str, url, arch| with_release(text.to_owned(), url, arch, digest).unwrap();
+        let other = match std::env::consts::ARCH {
+            "aarch64" => "x86_64",
+            _ => "arm64",
+        };
+        let filled = "get 'https://example.org/gpu-bootstrap'\necho '00aa'\n";
+        assert_eq!(with(text, url, None), filled);
+        assert_eq!(with(text, None, None), text);
+        assert_eq!(with(text, url, Some(other)), text);
+        // A URL without its digest is an error of the user.
+        let own = text.replace("@ADDRESS@", "https://files.example.com/gpu-bootstrap");
+        assert_eq!(with(&own, url, None), own);
+    }
 }

@@ -470,7 +470,35 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    fn pick(&self, rows: &[&DriverRow]) -> Result<Pick, ResolveError> {
+    /// Checks the settings that do not depend on the GPUs, for a machine without a known GPU.
+    ///
+    /// # Errors
+    /// If the selected source has no such driver, or the driver lacks security fixes.
+    pub(super) fn check(&self) -> Result<(), ResolveError> {
+        let wrong = &mut Vec::new();
+        or_noted(self.released_cuda(), wrong);
+        or_noted(self.signing(), wrong);
+        or_noted(self.prebuilt(), wrong);
+        or_noted(self.publish(), wrong);
+        let config = self.config;
+        if config.branch.is_some() || config.version.is_some() || config.source.is_some() {
+            let offered = self.rows().and_then(|rows| self.offered(&rows));
+            or_noted(offered, wrong);
+        }
+        if let Some(why) = self.vulnerable() {
+            let hint =
+                "set a fixed version as `driver.version`, or set `driver.allow-vulnerable = true`";
+            let why = format!("`driver.version`: {why}");
+            wrong.push(Refusal::new("vulnerable", why, hint).into());
+        }
+        match wrong.is_empty() {
+            true => Ok(()),
+            false => Err(ResolveError::all(std::mem::take(wrong))),
+        }
+    }
+
+    /// Checks that the entries contain the configured branch and version.
+    fn offered(&self, rows: &[&DriverRow]) -> Result<(), ResolveError> {
         let spec = self.spec();
         if let (Some(branch), Some(version)) = (self.config.branch, &self.config.version)
             && version.branch() != branch.0
@@ -483,9 +511,15 @@ impl<'a> DriverInputs<'a> {
         {
             return Err(self.not_offered(rows, branch).into());
         }
-        if let Some(refusal) = self.version_not_offered(rows) {
-            return Err(refusal.into());
+        match self.version_not_offered(rows) {
+            Some(refusal) => Err(refusal.into()),
+            None => Ok(()),
         }
+    }
+
+    fn pick(&self, rows: &[&DriverRow]) -> Result<Pick, ResolveError> {
+        self.offered(rows)?;
+        let spec = self.spec();
         let offered = |pick: &Pick| {
             rows.iter()
                 .any(|row| row.branches.contains(&pick.branch) && row.flavor == pick.flavor)

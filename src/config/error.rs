@@ -185,9 +185,9 @@ impl Report for ConfigError {
                     ),
                 })
             }
-            Self::UnknownOs => Some("set the profile with `--profile`".into()),
+            Self::UnknownOs => Some("set `profile`".into()),
             Self::UnsupportedOs { supported, .. } => Some(format!(
-                "supported: {}. For a derived distribution, set the profile with `--profile`",
+                "supported: {}. For a derived distribution, set `profile`",
                 supported.join("; ")
             )),
             Self::Files(_) if self.exit() == Exit::NotPermitted => Some("run it as root".into()),

@@ -37,6 +37,8 @@ pub struct SettingsRequest {
     pub env: Vec<(String, String)>,
     /// `--set`, in order.
     pub set: Vec<String>,
+    /// Settings that are read and checked, but have no effect.
+    pub except: Vec<String>,
     /// Settings that select the driver of a rollback, see [`SettingSources::only_driver`].
     pub driver: Vec<String>,
     pub lock_timeout_seconds: Option<u64>,
@@ -208,7 +210,9 @@ fn layers(
     let obeyed = Trusted::new(files, ask.by_root);
     let named = Trusted::new(named, ask.by_root);
     let env = ask.env.iter().cloned();
-    SettingSources::read(&obeyed, &named, &ask.config, env, &ask.set)
+    let mut layers = SettingSources::read(&obeyed, &named, &ask.config, env, &ask.set)?;
+    layers.remove(&ask.except);
+    Ok(layers)
 }
 
 /// Credential directories of systemd: credentials of the machine, and those stored by an administrator. Sources:

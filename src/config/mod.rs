@@ -17,6 +17,7 @@ pub mod keys;
 pub mod load;
 pub mod location;
 pub mod network;
+mod no_effect;
 pub mod profile;
 pub mod reference;
 mod repositories;

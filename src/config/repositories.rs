@@ -99,6 +99,17 @@ impl RepositoryInputs<'_> {
         Ok(found)
     }
 
+    /// Returns the configured repositories of the profile that no package needs, except those that a setting enables or disables.
+    pub(super) fn unused(&self, needed: &[Needed<'_>]) -> Vec<String> {
+        let is_needed = |name: &String| needed.iter().any(|one| one.repositories.contains(name));
+        let is_known = |name: &String| self.profile.repository.iter().any(|row| row.name == *name);
+        self.config
+            .iter()
+            .filter(|(name, config)| config.enabled.is_none() && is_known(name) && !is_needed(name))
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
+
     /// Rejects a name that is probably a misspelled repository of the profile. Other unknown names are accepted here, because
     /// settings for several distributions may disable a repository that this distribution does not have.
     fn likely(&self, name: &str, known: &BTreeSet<&str>) -> Result<(), ConfigError> {

@@ -17,6 +17,7 @@ use crate::{
         error::{Refusal, ResolveError, or_noted},
         file::Config,
         kernel::{KernelRow, template},
+        no_effect::{self, NoEffectInputs},
         profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
         repositories::{Needed, RepositoryInputs},
         sources::{Provenance, SettingSources},
@@ -132,23 +133,24 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let cluster = or_noted(cluster, wrong);
     let gpus = or_noted(gpus, wrong);
     let known = gpus.clone().flatten().unwrap_or_default();
-    let driver = (gpus.flatten())
-        .map(|gpus| {
-            DriverInputs {
-                profile,
-                release,
-                config: &config.driver,
-                layers: inputs.layers,
-                facts: inputs.facts,
-                matrix: inputs.matrix,
-                placeholders: &placeholders,
-                gpus,
-                image: inputs.flags.image,
-                trial: inputs.flags.trial,
-            }
-            .choose()
-        })
-        .transpose();
+    let driver_for = |gpus| DriverInputs {
+        profile,
+        release,
+        config: &config.driver,
+        layers: inputs.layers,
+        facts: inputs.facts,
+        matrix: inputs.matrix,
+        placeholders: &placeholders,
+        gpus,
+        image: inputs.flags.image,
+        trial: inputs.flags.trial,
+    };
+    let driver = match gpus.flatten() {
+        Some(gpus) => driver_for(gpus).choose().map(Some),
+        // The machines of a pool without GPUs may have the settings of the others.
+        None if inputs.flags.trial => driver_for(Vec::new()).check().map(|()| None),
+        None => Ok(None),
+    };
     let driver = or_noted(driver, wrong);
     let validation = validation(
         (profile, inputs.layers, &config),
@@ -203,7 +205,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
                 .collect(),
         });
     }
-    let repositories = RepositoryInputs {
+    let repository_inputs = RepositoryInputs {
         profile,
         further: kubernetes.as_slice(),
         release,
@@ -211,8 +213,14 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         config: &config.repositories,
         layers: inputs.layers,
         sources: (!inputs.flags.trial).then_some(inputs.sources),
-    }
-    .choose(&needed)?;
+    };
+    let repositories = repository_inputs.choose(&needed)?;
+    // Without a known GPU, the repository of the driver is also unused.
+    let unused_repositories = if driver.is_some() {
+        repository_inputs.unused(&needed)
+    } else {
+        Vec::new()
+    };
 
     let headers = (driver.as_ref())
         .map(|driver| placeholders.for_kernels(&driver.methods[0].headers))
@@ -305,6 +313,14 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     }
     warnings.extend((desired.driver.iter()).flat_map(|driver| driver.warnings.iter().cloned()));
     warnings.extend(toolkit_lacks);
+    warnings.extend(no_effect::warnings(&NoEffectInputs {
+        config: &config,
+        layers: inputs.layers,
+        unused_repositories,
+        driver_source: (desired.driver.as_ref()).map(|driver| driver.source.as_str()),
+        kernel: desired.kernel.as_ref(),
+        runtimes: &kinds,
+    }));
     if placeholders.kernels.is_empty() && !inputs.flags.trial {
         warnings.push("the running kernel and the default boot kernel are unknown".into());
     }

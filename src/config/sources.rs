@@ -313,6 +313,19 @@ impl SettingSources {
         self.settings.iter().map(of).collect()
     }
 
+    /// Returns the settings as keys and TOML values, including secrets, by key.
+    pub fn assignments(&self) -> Vec<(String, String)> {
+        let settings = self.settings.iter();
+        settings
+            .map(|(key, setting)| (key.clone(), setting.value.to_string()))
+            .collect()
+    }
+
+    /// Removes settings.
+    pub(super) fn remove(&mut self, keys: &[String]) {
+        self.settings.retain(|key, _| !keys.contains(key));
+    }
+
     /// Returns the secrets among the settings.
     pub fn secrets(&self) -> impl Iterator<Item = Secret> {
         self.settings.values().flat_map(|setting| {

@@ -65,7 +65,7 @@ pub use status::{Current, StatusSummary, policy, status};
 pub use statusfile::{RunFault, RunState, RunStatus, StatusFile};
 pub use timing::{Span, SpanEnd, Timing, last_timing};
 pub use unattended::start as start_unattended;
-pub use uninstall::uninstall;
+pub use uninstall::{planned_uninstall, uninstall};
 pub use wait::wait;
 
 use crate::{

@@ -39,15 +39,18 @@ const BEYOND_DEADLINE: Duration = Duration::from_secs(3600);
 /// It uses only systemd sandbox options that never restrict package scripts or kernel modules.
 /// Package scripts write everywhere, create setuid files and load modules.
 ///
-/// It imports the credentials whose names start with `gpu-bootstrap.`, decrypted. systemd before
-/// 254 ignores this line with a warning in its log.
+/// With `imports`, it imports the credentials whose names start with `gpu-bootstrap.`, decrypted.
 ///
 /// It is not restarted after exit 5 and 6, because the run has already retried transient failures
 /// until its deadline. It also starts without a journal, to clean up after a lost run.
 ///
 /// It starts before the persistence daemon, which may load the driver module, so that a boot that
 /// ends with a crash of the module is counted.
-pub(super) fn unit(exe: &Utf8Path, deadline: Duration) -> String {
+pub(super) fn unit(exe: &Utf8Path, deadline: Duration, imports: bool) -> String {
+    let credentials = match imports {
+        true => "ImportCredential=gpu-bootstrap.*\n",
+        false => "",
+    };
     format!(
         "# Written by gpu-bootstrap; it removes this file when its work is done.\n\
          [Unit]\n\
@@ -63,7 +66,7 @@ pub(super) fn unit(exe: &Utf8Path, deadline: Duration) -> String {
          [Service]\n\
          Type=exec\n\
          ExecStart={exe} install --resume\n\
-         ImportCredential=gpu-bootstrap.*\n\
+         {credentials}\
          SuccessExitStatus=8\n\
          Restart=on-failure\n\
          RestartPreventExitStatus=2 3 5 6 7 9 10\n\
@@ -124,18 +127,31 @@ fn word(path: &Utf8Path) -> String {
     format!("'{}'", path.as_str().replace('\'', "'\\''"))
 }
 
+/// The first systemd version with `ImportCredential=`, systemd.exec(5). Older versions print a warning at each boot.
+const IMPORTS_SINCE: u32 = 254;
+
+/// Returns whether systemd supports `ImportCredential=`. If its version is unknown, the setting does no harm.
+async fn imports_credentials(host: &Host) -> bool {
+    let output = host.reader().query(&systemctl::version()).await;
+    let version = output
+        .ok()
+        .and_then(|output| systemctl::parse_version(&output.stdout));
+    version.is_none_or(|version| version >= IMPORTS_SINCE)
+}
+
 /// Returns the changes that make the next boot resume the run. `modules` are the driver modules, which
 /// only the run may load then.
 fn changes(
     exe: &Utf8Path,
     deadline: Duration,
+    imports: bool,
     modules: &[String],
     surroundings: Vec<Change>,
 ) -> Vec<Change> {
     // The unit comes first: after a power loss in between, the run continues and applies the
     // remaining changes.
     let mut changes = vec![
-        Change::write(units::path(UNIT), unit(exe, deadline)),
+        Change::write(units::path(UNIT), unit(exe, deadline, imports)),
         Change::EnableUnit {
             unit: UNIT.to_owned(),
             start: false,
@@ -155,7 +171,8 @@ pub(super) fn planned(tools: &Tools, modules: &[String]) -> Vec<String> {
         Ok(changes) => (changes, None),
         Err(error) => (Vec::new(), Some(one_line(&error))),
     };
-    (changes(exe, UNATTENDED_DEADLINE, modules, around).iter())
+    // The summaries do not depend on the systemd version.
+    (changes(exe, UNATTENDED_DEADLINE, true, modules, around).iter())
         .map(Change::summary)
         .chain(unread.map(|why| format!("needrestart and cloud-init changes are unknown: {why}")))
         .collect()
@@ -193,7 +210,8 @@ pub(super) async fn ensure(
     let applied = applied(ledger);
     let surroundings = surroundings(&*tools.host.files, &exe)
         .map_err(|error| told("detect needrestart and cloud-init", one_line(&error)))?;
-    for change in changes(&exe, deadline, modules, surroundings) {
+    let imports = imports_credentials(&tools.host).await;
+    for change in changes(&exe, deadline, imports, modules, surroundings) {
         let told = |why: String| told(&change.summary(), why);
         let made = is_made(&*tools.host.files, &change).map_err(|error| told(one_line(&error)))?;
         // Skip a change only if its effect is in place and the journal records it as complete. Without
@@ -313,7 +331,25 @@ pub async fn hand_over(host: &Host) -> Result<bool, ChangeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake::FakeFiles;
+    use crate::host::fake::{self, FakeFiles};
+
+    #[tokio::test]
+    async fn credentials_are_imported_if_systemd_supports_it() {
+        let exe = Utf8Path::new("/usr/local/bin/gpu-bootstrap");
+        for (version, imports) in rows! {
+            "systemd 252 (252.39-1~deb12u1)\n+PAM +AUDIT\n", false;
+            "systemd 254 (254.5-1)\n", true;
+            "systemd 257 (257.9-1~deb13u1)\n", true;
+            "unknown", true;
+        } {
+            let (host, fakes) = fake::host();
+            fakes.exec.on("systemctl", move |_, _| fake::ok(version));
+            assert_eq!(imports_credentials(&host).await, imports, "{version}");
+            let unit = unit(exe, UNATTENDED_DEADLINE, imports);
+            assert_eq!(unit.contains("\nImportCredential="), imports, "{unit}");
+            assert!(unit.contains(" install --resume\n"), "{unit}");
+        }
+    }
 
     /// Without these files, needrestart could restart our run after an upgrade by another package
     /// manager, and cloud-init would not receive the result of a run that finishes at a later boot.

@@ -88,6 +88,7 @@ mod tests {
         let resumes = resume::unit(
             Utf8Path::new("/usr/local/bin/gpu-bootstrap"),
             UNATTENDED_DEADLINE,
+            true,
         );
         for property in PROPERTIES {
             assert!(resumes.contains(&format!("\n{property}\n")), "{property}");

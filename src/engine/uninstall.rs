@@ -17,8 +17,8 @@ use crate::{
     change::{Reverted, Undo, packages::Effects},
     event::{Event, Outcome, StepTitle},
     exit::Exit,
-    host::{FileKind, Files, FilesError},
-    journal::{AppliedChange, Journal, JournalError, Record, path},
+    host::{FileKind, Files, FilesError, Host},
+    journal::{AppliedChange, Journal, JournalError, Record, fold, path},
     model::{id::StepId, paths::STATE},
 };
 
@@ -37,6 +37,79 @@ pub(super) enum UndoOutcome {
     NotTried,
 }
 
+/// Returns the changes that [`uninstall`] would undo, by step, without changing anything. It does not inspect the machine, so an
+/// undo may still fail, for example because a file was edited. `run` is the ID of this run.
+///
+/// # Errors
+/// If the journal or the directories of our files cannot be read.
+pub fn planned_uninstall(
+    host: &Host,
+    run: String,
+    titles: &[StepTitle],
+) -> Result<RunReport, EngineError> {
+    let mut report = empty(run);
+    let history = Journal::read(host)?;
+    if history.lines.is_empty() {
+        let files = units::named_ours(&*host.files).map_err(JournalError::from)?;
+        let remaining = |path: Utf8PathBuf| {
+            format!("`{path}` was written by gpu-bootstrap, but the journal is lost")
+        };
+        report.notes = files.into_iter().map(remaining).collect();
+        return Ok(report);
+    }
+    let mut applied = fold(&history.lines).applied;
+    applied.sort_by_key(resume::turn);
+    // A change that is undone in parts is in several groups.
+    let mut listed = BTreeSet::new();
+    let in_order: Vec<AppliedChange> = (group(applied).into_iter())
+        .flat_map(|group| group.applied)
+        .filter(|one| listed.insert(one.intent))
+        .collect();
+    report.steps = steps_of(&in_order)
+        .into_iter()
+        .map(|id| StepReport {
+            title: title(titles, &id),
+            outcome: Outcome::WouldChange,
+            why: "these changes would be undone".to_owned(),
+            hint: None,
+            causes: Vec::new(),
+            reason: None,
+            seconds: 0.0,
+            changes: (in_order.iter())
+                .filter(|one| one.steps.contains(&id))
+                .map(|one| ChangeReport {
+                    kind: one.change.kind(),
+                    summary: one.change.summary(),
+                    diff: None,
+                })
+                .collect(),
+            id,
+        })
+        .collect();
+    Ok(report)
+}
+
+fn title(titles: &[StepTitle], id: &StepId) -> String {
+    let known = titles.iter().find(|title| title.id == *id);
+    known.map_or_else(|| id.to_string(), |title| title.title.clone())
+}
+
+fn empty(run: String) -> RunReport {
+    RunReport {
+        mode: Mode::Uninstall,
+        run,
+        exit: Exit::Ok,
+        steps: Vec::new(),
+        findings: Vec::new(),
+        notes: Vec::new(),
+        reboot: None,
+        left: Vec::new(),
+        seconds: 0.0,
+        node: None,
+        to_ready: None,
+    }
+}
+
 /// Undoes every applied change, newest first, with the exceptions described in [`resume::turn`],
 /// [`follow_files`], [`follow_packages`] and [`group`]. `titles` are the titles of the steps.
 ///
@@ -47,12 +120,7 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
     tools.resume_paused().await;
     let (journal, history) =
         Journal::open(&tools.host, tools.events.run(), tools.events.secrets())?;
-    let title = |id: &StepId| {
-        titles
-            .iter()
-            .find(|title| title.id == *id)
-            .map_or_else(|| id.to_string(), |title| title.title.clone())
-    };
+    let title = |id: &StepId| title(titles, id);
     let ids = steps_of(&journal.receipt().applied);
     tools.announce(
         Mode::Uninstall,
@@ -63,19 +131,7 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
             })
             .collect(),
     );
-    let mut report = RunReport {
-        mode: Mode::Uninstall,
-        run: tools.events.run().to_owned(),
-        exit: Exit::Ok,
-        steps: Vec::new(),
-        findings: Vec::new(),
-        notes: Vec::new(),
-        reboot: None,
-        left: Vec::new(),
-        seconds: 0.0,
-        node: None,
-        to_ready: None,
-    };
+    let mut report = empty(tools.events.run().to_owned());
     if history.lines.is_empty() {
         let (removed, left) = without_record(&*tools.host.files).map_err(JournalError::from)?;
         for path in &removed {

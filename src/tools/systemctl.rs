@@ -408,6 +408,20 @@ pub fn is_system_running() -> Query {
     Query::new("systemctl", ["is-system-running"]).deadline(Duration::from_secs(10))
 }
 
+/// Queries the systemd version. Does not need a running systemd.
+#[must_use]
+pub fn version() -> Query {
+    Query::new("systemctl", ["--version"])
+}
+
+/// Parses the output of [`version`], whose first line is `systemd 252 (252.39-1~deb12u1)`. `None` if it is invalid.
+#[must_use]
+pub fn parse_version(text: &str) -> Option<u32> {
+    let version = text.strip_prefix("systemd ")?;
+    let digits = version.split(|c: char| !c.is_ascii_digit()).next()?;
+    digits.parse().ok()
+}
+
 /// Makes systemd reload unit files.
 #[must_use]
 pub fn daemon_reload() -> Cmd {

@@ -138,6 +138,7 @@ fn commands(value: &str) -> Vec<Cmd> {
         systemctl::sandbox(value),
         systemctl::needs_reload(value),
         systemctl::is_system_running(),
+        systemctl::version(),
         systemctl::last_words(value),
         dnf::database::all(),
         dnf::database::asked_for(),

@@ -732,3 +732,55 @@ fn arm_kernels_get_signed_modules() {
         }
     }
 }
+
+/// The settings are valid, but another setting or a default of the system makes them ineffective.
+#[test]
+fn settings_without_effect_cause_a_warning() {
+    for (settings, key, why) in [
+        (
+            "[repositories.nvidia-cuda]\nurl = \"https://mirror.example.com/cuda\"\n",
+            "repositories.nvidia-cuda.url` (/etc/gpu-bootstrap/config.toml:2:7)",
+            "no configured package comes from this repository (`driver.source` is `distribution`)",
+        ),
+        (
+            "hold = \"none\"\nhold-extra = [\"htop\"]\n",
+            "hold-extra`",
+            "`hold` is `none`",
+        ),
+        (
+            "[toolkit]\nenabled = false\nversion = \"1.20.0\"\n",
+            "toolkit.version`",
+            "`toolkit.enabled` is `false`",
+        ),
+        (
+            "[runtime]\nuse = [\"podman\"]\nsource = \"docker\"\n",
+            "runtime.source`",
+            "no configured runtime has several sources",
+        ),
+        (
+            "[runtime]\nuse = []\nnvidia-default = true\n",
+            "runtime.nvidia-default`",
+            "no configured runtime has a daemon",
+        ),
+        (
+            "[driver]\nbuild = \"precompiled\"\n[driver.prebuilt]\nsources = [\"/srv/modules\"]\nunsigned = true\n",
+            "driver.prebuilt.sources`",
+            "the driver modules are not compiled on this machine",
+        ),
+    ] {
+        let machine = Machine::new("ubuntu", "24.04", "x86_64", &[T4]).config(settings);
+        let warnings = machine.resolution().warnings;
+        let is_listed = |warning: &String| {
+            warning.starts_with(&format!("`{key}"))
+                && warning.ends_with(&format!("has no effect: {why}"))
+        };
+        assert!(warnings.iter().any(is_listed), "{settings}: {warnings:?}");
+    }
+    let effective = "[driver]\nsource = \"nvidia\"\n[repositories.nvidia-cuda]\nurl = \"https://mirror.example.com/cuda\"\n";
+    let machine = Machine::new("ubuntu", "24.04", "x86_64", &[T4]).config(effective);
+    let warnings = machine.resolution().warnings;
+    assert!(
+        !warnings.iter().any(|one| one.contains("no effect")),
+        "{warnings:?}"
+    );
+}

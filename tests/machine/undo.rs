@@ -39,3 +39,44 @@ fn journal_without_policy_is_undone_with_broken_profile() {
     let left = gpu_bootstrap::host::fake::diff(&before, &machine.snapshot());
     assert!(left.is_empty(), "{left:#?}");
 }
+
+/// The steps of a document with their outcomes.
+fn steps_of(ran: &str) -> Vec<(String, String)> {
+    let document: serde_json::Value = serde_json::from_str(ran).expect("a document");
+    let steps = document["steps"].as_array().expect("steps").iter();
+    let text = |value: &serde_json::Value| value.as_str().expect("text").to_owned();
+    steps
+        .map(|step| (text(&step["id"]), text(&step["outcome"])))
+        .collect()
+}
+
+#[test]
+fn dry_run_lists_what_uninstall_undoes() {
+    let machine = Machine::new(describe("debian-12-h100", toml::Table::new()));
+    let nothing = machine.run(&["uninstall", "--dry-run"]);
+    assert_eq!((nothing.exit, &*nothing.out), (0, "nothing to undo\n"));
+    assert_eq!(machine.run(&["install"]).exit, 0);
+    let installed = machine.snapshot();
+    let dry = machine.run(&["uninstall", "--dry-run"]);
+    assert_eq!(dry.exit, 0, "{}", dry.err);
+    for part in [
+        "things would be undone\n",
+        "  - install ",
+        "Nothing was changed. To undo these changes:\n\n    gpu-bootstrap uninstall\n",
+    ] {
+        assert!(dry.out.contains(part), "{part}: {}", dry.out);
+    }
+    let dry = machine.run(&["uninstall", "--dry-run", "--format", "json"]);
+    let changed = gpu_bootstrap::host::fake::diff(&installed, &machine.snapshot());
+    assert!(changed.is_empty(), "{changed:#?}");
+    let undone = machine.run(&["uninstall", "--format", "json"]);
+    let planned: Vec<(String, String)> = steps_of(&undone.out)
+        .into_iter()
+        .map(|(id, outcome)| {
+            assert_eq!(outcome, "changed", "{id}");
+            (id, "would-change".to_owned())
+        })
+        .collect();
+    assert!(!planned.is_empty());
+    assert_eq!(steps_of(&dry.out), planned);
+}

@@ -246,7 +246,9 @@ fn show(files: &FakeFiles, unit: &str, properties: &str) -> Output {
 pub fn changes(cmd: &Cmd) -> bool {
     !matches!(
         cmd.args.first().map(String::as_str),
-        Some("show" | "is-active" | "is-enabled" | "list-units" | "is-system-running")
+        Some(
+            "show" | "is-active" | "is-enabled" | "list-units" | "is-system-running" | "--version"
+        )
     )
 }
 
@@ -260,6 +262,7 @@ pub fn systemctl(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
                 .unwrap_or_else(|| panic!("{}", cmd.line()));
             show(files, unit, properties)
         }
+        ["--version"] => ok("systemd 252 (252.39-1~deb12u1)\n"),
         ["daemon-reload"] | ["reset-failed", "--", _] => ok(""),
         ["start", "--no-block", "--", unit] => act(files, state, "start", unit, cmd),
         ["is-system-running"] if exists(files, "/run/simulated/reboot") => Output {

@@ -2,7 +2,8 @@
 # Tests each output format of `check` with a program that reads it, and compares the result with the JSON output:
 # tests/readers/run.sh [PROGRAM]. TAP is parsed by TAP::Parser, JUnit XML by junitparser, metrics by promtool and by Prometheus via the
 # textfile collector of node_exporter, Markdown by cmark-gfm, HTML by Chromium, and the Nagios plugin output by Nagios Core. No
-# distribution packages node-problem-detector, so its plugin is tested only if NODE_PROBLEM_DETECTOR is the path of its binary.
+# distribution packages node-problem-detector, so its plugin is tested only if NODE_PROBLEM_DETECTOR is the path of its binary. The
+# completion scripts are tested in bash, zsh and fish (completions.py).
 #
 # Runs as root on Debian 12 or newer, and installs missing Debian packages (about 150 MB). If a tool cannot be installed, the test
 # fails. Screenshots of the HTML page for a healthy, a broken and an 8-GPU machine are written to target/readers/*.png.
@@ -19,6 +20,8 @@ for one in \
     fonts-dejavu-core:/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf \
     python3-junitparser:/usr/lib/python3/dist-packages/junitparser \
     cmark-gfm:/usr/bin/cmark-gfm \
+    zsh:/usr/bin/zsh \
+    fish:/usr/bin/fish \
     perl:/usr/share/perl; do
     [ -e "${one#*:}" ] || missing="$missing ${one%%:*}"
 done
@@ -61,6 +64,8 @@ put "$gpu/vendor" 0x10de
 put "$gpu/device" 0x26b9
 put "$gpu/class" 0x030200
 ln -s ../../../bus/pci/drivers/nvidia "$healthy/$gpu/driver"
+
+python3 tests/readers/completions.py "$program"
 
 # A root directory without any data of a machine.
 mkdir -p "$out/empty/etc"

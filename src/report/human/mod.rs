@@ -11,7 +11,7 @@ use std::io::{self, Write};
 
 pub use check::{Examined, check};
 pub use explain::{Topic, explain, findings};
-pub use plan::plan;
+pub use plan::{plan, undo};
 pub use probe::probe;
 pub use run::{run, troubles};
 

@@ -63,6 +63,34 @@ pub fn plan(
     to.flush()
 }
 
+/// Writes the result of `uninstall --dry-run`: the changes that would be undone, then the command that undoes them.
+///
+/// # Errors
+/// If the target cannot be written.
+pub fn undo(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
+    let text = match report.steps.len() {
+        0 => "nothing to undo".to_owned(),
+        count => format!("{} would be undone", things(count)),
+    };
+    writeln!(to, "{}", style.paint(Ink::Doubt, &text))?;
+    for step in &report.steps {
+        let title = style.titled(&step.title, step.id.as_str());
+        writeln!(to, "\n{}", style.hanging("", &title))?;
+        for change in &step.changes {
+            writeln!(to, "{}", style.hanging("  - ", &change.summary))?;
+        }
+    }
+    if !report.notes.is_empty() {
+        writeln!(to)?;
+        notes(to, &report.notes, style)?;
+    }
+    if !report.steps.is_empty() {
+        let text = "Nothing was changed. To undo these changes:";
+        next_step(to, text, "gpu-bootstrap uninstall", style)?;
+    }
+    to.flush()
+}
+
 const fn idle(outcome: Outcome) -> bool {
     matches!(
         outcome,

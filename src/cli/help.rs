@@ -1,0 +1,477 @@
+//! Sections below the options in `--help` and in the manual pages: examples, exit status, files, environment, and the values of
+//! `user-data`.
+
+use std::fmt::Write as _;
+
+use textwrap::{Options, WordSplitter, wrap};
+
+/// The width of the help.
+const WIDTH: usize = 78;
+
+/// The indent of descriptions.
+const INDENT: &str = "          ";
+
+/// A section: its title, and its entries with a term and a description.
+pub struct Section {
+    pub title: &'static str,
+    pub rows: Vec<(String, String)>,
+}
+
+/// The commands with their examples and the exit codes that they return in addition to [`ALWAYS`]. The name of the program itself
+/// is empty.
+type CommandRow = (
+    &'static str,
+    &'static [(&'static str, &'static str)],
+    &'static [u8],
+);
+
+const COMMANDS: [CommandRow; 14] = [
+    (
+        "",
+        &[
+            ("gpu-bootstrap plan", "Show all changes with diffs"),
+            (
+                "sudo gpu-bootstrap install --reboot",
+                "Install, reboot if needed, continue, and validate",
+            ),
+            ("sudo gpu-bootstrap check", "Audit the machine"),
+            ("sudo gpu-bootstrap uninstall", "Restore the previous state"),
+        ],
+        &[4, 5, 6, 7, 8, 9, 10, 130],
+    ),
+    (
+        "check",
+        &[
+            ("sudo gpu-bootstrap check", "Check this machine"),
+            (
+                "gpu-bootstrap check --root /mnt/image --only driver",
+                "Check the driver of a mounted image",
+            ),
+            (
+                "gpu-bootstrap check --format prometheus --output /srv/textfile/gpu.prom",
+                "Write metrics for node_exporter",
+            ),
+        ],
+        &[4, 10],
+    ),
+    (
+        "plan",
+        &[
+            ("gpu-bootstrap plan", "Show what `install` would change"),
+            (
+                "gpu-bootstrap plan --os ubuntu-24.04 --gpu p5.48xlarge --config site.toml",
+                "Check settings for a machine that does not exist yet",
+            ),
+        ],
+        &[4, 5, 6, 10],
+    ),
+    (
+        "install",
+        &[
+            (
+                "sudo gpu-bootstrap install --reboot",
+                "Install, reboot if needed, continue, and validate",
+            ),
+            (
+                "sudo gpu-bootstrap install --set driver.branch=580",
+                "Select the driver branch",
+            ),
+            (
+                "sudo gpu-bootstrap install --image --assume-gpu 10de:2330",
+                "Prepare an image for instances with H100 SXM",
+            ),
+        ],
+        &[5, 6, 7, 8, 9, 10, 130],
+    ),
+    (
+        "uninstall",
+        &[
+            (
+                "sudo gpu-bootstrap uninstall --dry-run",
+                "List the changes that would be undone",
+            ),
+            ("sudo gpu-bootstrap uninstall", "Restore the previous state"),
+        ],
+        &[5, 6, 7, 9, 10, 130],
+    ),
+    (
+        "status",
+        &[
+            (
+                "gpu-bootstrap status --wait=30m",
+                "Wait until the current run finishes",
+            ),
+            (
+                "gpu-bootstrap status --timing",
+                "Show the duration of each part of the last installation",
+            ),
+        ],
+        &[9],
+    ),
+    (
+        "facts",
+        &[
+            (
+                "gpu-bootstrap facts --format json",
+                "Print the facts as JSON",
+            ),
+            (
+                "lspci -nnk | gpu-bootstrap facts --lspci -",
+                "Show the GPUs in the output of lspci",
+            ),
+        ],
+        &[],
+    ),
+    (
+        "explain",
+        &[
+            (
+                "gpu-bootstrap explain driver.libraries",
+                "Describe a finding and its remedy",
+            ),
+            ("gpu-bootstrap explain xid 79", "Describe an Xid"),
+        ],
+        &[],
+    ),
+    (
+        "compat",
+        &[
+            (
+                "gpu-bootstrap compat --gpu L4 --cuda 12.8",
+                "Find a driver for a GPU and a CUDA version",
+            ),
+            (
+                "gpu-bootstrap compat --gpu H100 --driver 580 --os ubuntu-24.04",
+                "Check a driver branch",
+            ),
+        ],
+        &[4, 5],
+    ),
+    (
+        "config",
+        &[(
+            "gpu-bootstrap config --defaults",
+            "Print all settings with their descriptions",
+        )],
+        &[],
+    ),
+    (
+        "probe",
+        &[
+            ("gpu-bootstrap probe", "Run a computation on each GPU"),
+            (
+                "gpu-bootstrap probe --format json",
+                "Print the results as JSON",
+            ),
+        ],
+        &[4],
+    ),
+    (
+        "user-data",
+        &[
+            (
+                "gpu-bootstrap user-data bare --value address=URL --value sha256=DIGEST",
+                "A machine with Docker outside a cluster",
+            ),
+            (
+                "gpu-bootstrap user-data kubeadm --config site.toml --token-file token \\\n      \
+                 --value address=URL --value sha256=DIGEST >user-data.yaml",
+                "A node of a kubeadm cluster, with the settings of a file",
+            ),
+            (
+                "gpu-bootstrap user-data node-pool --provider gke \\\n      \
+                 --value registry=REGISTRY --value digest=DIGEST | kubectl apply -f -",
+                "The nodes of a GKE node pool",
+            ),
+        ],
+        &[5],
+    ),
+    (
+        "modules",
+        &[(
+            "sudo gpu-bootstrap modules export --to /srv/modules",
+            "Export the compiled modules for machines with the same kernel",
+        )],
+        &[5, 6, 10],
+    ),
+    (
+        "completions",
+        &[
+            (
+                "gpu-bootstrap completions bash \\\n    \
+                 >/usr/share/bash-completion/completions/gpu-bootstrap",
+                "Install the completions for bash",
+            ),
+            (
+                "gpu-bootstrap completions fish >~/.config/fish/completions/gpu-bootstrap.fish",
+                "Install the completions for fish",
+            ),
+        ],
+        &[],
+    ),
+];
+
+/// The exit codes of all commands.
+const ALWAYS: [u8; 4] = [0, 1, 2, 3];
+
+/// See [`Exit`](crate::exit::Exit).
+const EXIT: [(u8, &str); 12] = [
+    (0, "Ready, installed, or nothing to do"),
+    (1, "A bug, or an error without its own code"),
+    (2, "Invalid options or arguments"),
+    (
+        3,
+        "Invalid settings, profile or matrix, or a file is writable by non-root users",
+    ),
+    (
+        4,
+        "check: a finding fails, or nothing could be checked. plan: changes are pending. probe: a layer fails. compat: the \
+         result is unknown",
+    ),
+    (
+        5,
+        "The machine is unsupported or incompatible, or its disk is full; no changes were made",
+    ),
+    (
+        6,
+        "A change or its validation failed, or a step could not read the machine",
+    ),
+    (7, "A change could not be undone"),
+    (8, "Progress is saved, and a reboot is required"),
+    (9, "Another run is in progress, or status --wait timed out"),
+    (10, "Root is required"),
+    (
+        130,
+        "Stopped by SIGINT after the current change finished; 143 for SIGTERM",
+    ),
+];
+
+const FILES: [(&str, &str); 5] = [
+    (
+        "/etc/gpu-bootstrap/config.toml, /etc/gpu-bootstrap/config.d/*.toml",
+        "Settings, see gpu-bootstrap.toml(5)",
+    ),
+    (
+        "/etc/gpu-bootstrap/profiles/*.toml",
+        "Profiles that replace the built-in ones",
+    ),
+    (
+        "/var/lib/gpu-bootstrap",
+        "Journal, backups and validation records",
+    ),
+    (
+        "/run/gpu-bootstrap/status.json",
+        "The state of the current or the last run",
+    ),
+    (
+        "/etc/systemd/system/gpu-bootstrap-resume.service",
+        "Continues the run after a reboot; removed when the run is complete",
+    ),
+];
+
+const ENVIRONMENT: [(&str, &str); 6] = [
+    (
+        "GPU_BOOTSTRAP_TABLE__KEY",
+        "A setting, such as GPU_BOOTSTRAP_DRIVER__BRANCH=580",
+    ),
+    (
+        "GPU_BOOTSTRAP_LOG",
+        "The filter of log lines on standard error, such as debug",
+    ),
+    (
+        "https_proxy, http_proxy, all_proxy, no_proxy",
+        "The proxy, unless packages.proxy is set",
+    ),
+    (
+        "CREDENTIALS_DIRECTORY",
+        "The systemd credentials of the unit, for cluster.token",
+    ),
+    (
+        "COLUMNS",
+        "The line width, also if the output is not a terminal",
+    ),
+    ("NO_COLOR", "No color, if it is not empty"),
+];
+
+/// The values of `user-data` with the forms that have them.
+pub(super) const VALUES: [(&str, &[&str], &str); 18] = [
+    (
+        "address",
+        OF_BINARY,
+        "Download URL of the gpu-bootstrap binary, not of its archive",
+    ),
+    ("sha256", OF_BINARY, "SHA-256 of the binary"),
+    (
+        "registry",
+        &["node-pool", "test-pod"],
+        "Start of the image name, such as registry.example.com/tools",
+    ),
+    (
+        "digest",
+        &["node-pool", "test-pod"],
+        "Digest of the image, as printed by docker push",
+    ),
+    (
+        "runtime-class",
+        &["test-pod"],
+        "RuntimeClass of the pod; optional",
+    ),
+    (
+        "cluster",
+        &["eks", "eks-karpenter", "eks-ubuntu"],
+        "Name of the EKS cluster",
+    ),
+    ("endpoint", &["eks", "eks-ubuntu"], "URL of the API server"),
+    (
+        "ca",
+        &["eks", "eks-ubuntu", "aks-flex"],
+        "CA certificate of the cluster in base64",
+    ),
+    ("cidr", &["eks"], "Service CIDR, such as 10.100.0.0/16"),
+    (
+        "kubernetes",
+        &["eks-karpenter", "aks-flex"],
+        "Kubernetes version, such as 1.36 (eks-karpenter) or 1.36.4 (aks-flex); also accepted as cluster.version",
+    ),
+    (
+        "arch",
+        &["eks-karpenter"],
+        "Architecture of the instance family: x86_64 or arm64",
+    ),
+    (
+        "role",
+        &["eks-karpenter"],
+        "Name of the node role, not its ARN",
+    ),
+    (
+        "family",
+        &["eks-karpenter"],
+        "Instance family with NVIDIA GPUs, such as g6",
+    ),
+    ("pool", &["aks-flex"], "Name of the agent pool"),
+    (
+        "resource-id",
+        &["aks-flex"],
+        "Azure resource ID of the cluster",
+    ),
+    ("location", &["aks-flex"], "Azure region of the cluster"),
+    (
+        "server",
+        &["aks-flex"],
+        "Host name of the API server, without https:// and port",
+    ),
+    ("dns", &["aks-flex"], "IP address of the cluster DNS"),
+];
+
+/// The forms that download the binary.
+const OF_BINARY: &[&str] = &[
+    "bare",
+    "kubeadm",
+    "k3s",
+    "eks",
+    "eks-node-group",
+    "eks-karpenter",
+    "eks-ubuntu",
+    "aks-flex",
+    "google",
+];
+
+/// Returns the sections of a command, in the order of a manual page. The name of the program itself is empty.
+#[must_use]
+pub fn sections(command: &str) -> Vec<Section> {
+    let Some((_, examples, exits)) = COMMANDS.iter().find(|(name, ..)| *name == command) else {
+        return Vec::new();
+    };
+    let mut sections = Vec::new();
+    let mut add = |title, rows: Vec<(String, String)>| sections.push(Section { title, rows });
+    if command == "user-data" {
+        let row = |(name, forms, about): &(&str, &[&str], &str)| {
+            (
+                name.to_string(),
+                format!("{about}. Forms: {}", forms.join(", ")),
+            )
+        };
+        add("Values", VALUES.iter().map(row).collect());
+    }
+    let exits = (EXIT.iter())
+        .filter(|(code, _)| ALWAYS.contains(code) || exits.contains(code))
+        .map(|(code, meaning)| (code.to_string(), (*meaning).to_owned()));
+    add("Exit status", exits.collect());
+    if matches!(command, "" | "check" | "plan" | "install" | "uninstall") {
+        add("Environment", owned(&ENVIRONMENT));
+        add("Files", owned(&FILES));
+    }
+    add("Examples", owned(examples));
+    sections
+}
+
+fn owned(rows: &[(&str, &str)]) -> Vec<(String, String)> {
+    let row = |(term, text): &(&str, &str)| ((*term).to_owned(), (*text).to_owned());
+    rows.iter().map(row).collect()
+}
+
+/// Returns the sections of a command as text for `--help`.
+pub(super) fn of(command: &str) -> String {
+    let mut text = String::new();
+    for section in sections(command) {
+        // Writing to a `String` cannot fail.
+        let _ = writeln!(text, "{}:", section.title);
+        for (term, about) in section.rows {
+            let options = Options::new(WIDTH)
+                .subsequent_indent(INDENT)
+                .word_splitter(WordSplitter::NoHyphenation);
+            // A short term is on the line of its description.
+            let head = format!("  {term:<6}  ");
+            let options = if head.len() == INDENT.len() {
+                options.initial_indent(&head)
+            } else {
+                let _ = writeln!(text, "  {term}");
+                options.initial_indent(INDENT)
+            };
+            for line in wrap(&about, options) {
+                let _ = writeln!(text, "{line}");
+            }
+        }
+        text.push('\n');
+    }
+    text.trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory as _, Parser as _};
+
+    use super::*;
+    use crate::{cli::args::Cli, exit::Exit};
+
+    #[test]
+    fn every_visible_command_has_examples_that_are_valid() {
+        let program = Cli::command();
+        let visible = program.get_subcommands().filter(|one| !one.is_hide_set());
+        for command in visible {
+            assert!(
+                !sections(command.get_name()).is_empty(),
+                "{}",
+                command.get_name()
+            );
+        }
+        for (_, examples, _) in COMMANDS {
+            for (line, _) in examples {
+                let (_, line) = line.split_once("gpu-bootstrap ").expect("our program");
+                let words = line
+                    .split([' ', '\n'])
+                    .filter(|word| !matches!(*word, "" | "\\"));
+                let words = words.take_while(|word| *word != "|" && !word.starts_with('>'));
+                let parsed = Cli::try_parse_from(["gpu-bootstrap"].into_iter().chain(words));
+                assert!(parsed.is_ok(), "{line}: {}", parsed.expect_err("an error"));
+            }
+        }
+    }
+
+    #[test]
+    fn exit_codes_are_those_of_the_program() {
+        for (code, _) in EXIT {
+            assert_eq!(Exit::of(code).code(), code);
+        }
+    }
+}
