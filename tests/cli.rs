@@ -421,34 +421,6 @@ fn completions_omit_internal_commands() {
 }
 
 #[test]
-fn bash_completes_options_of_subcommands() {
-    // Calls the completion function like bash, with the words of a command line.
-    let script = r#"
-set -eu
-source <("$PROGRAM" completions bash)
-complete_words() {
-    COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
-    _gpu__bootstrap "$1" "${@: -1}" "${@: -2:1}"
-    echo "${COMPREPLY[*]}"
-}
-complete_words gpu-bootstrap inst
-complete_words gpu-bootstrap install --lock
-complete_words gpu-bootstrap modules li
-complete_words gpu-bootstrap completions fi
-"#;
-    let output = std::process::Command::new("bash")
-        .args(["-c", script])
-        .env("PROGRAM", env!("CARGO_BIN_EXE_gpu-bootstrap"))
-        .output()
-        .expect("bash");
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        "install\n--lock-timeout\nlist\nfish\n",
-        "{output:?}"
-    );
-}
-
-#[test]
 fn line_width_does_not_change_words() {
     let (narrow, wide) = (look_in_columns("80"), look_in_columns("120"));
     assert!(narrow.lines().count() > wide.lines().count());

@@ -237,7 +237,7 @@ fn about_modules(rule: Rule) -> bool {
 /// Returns the remedy if another program manages the driver.
 fn owned(owner: &Owner, flavor: Option<Flavor>) -> String {
     match flavor {
-        Some(flavor) => format!("{} (with the {flavor} kernel modules)", owner.remedy),
+        Some(flavor) => format!("for the {flavor} kernel modules: {}", owner.remedy),
         None => owner.remedy.to_owned(),
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     model::{findings::Kind, id::Id, pattern},
     state::{Origin, State},
     step::StepError,
-    tools::packages::{Action, Exclusion},
+    tools::packages::{Action, ForcedOrigin},
 };
 
 const PINS: Id = Id::new("os.pkg.pins");
@@ -33,8 +33,8 @@ enum Moves {
 #[derive(Debug, Clone)]
 struct PinsState {
     moves: Moves,
-    /// A record that makes the package manager select the packages of one origin, even if newer versions are installed.
-    forced: Option<Exclusion>,
+    /// The repositories whose packages the administrator prefers even to newer ones.
+    forced: Vec<ForcedOrigin>,
     /// The running kernel and the kernel of the next boot, if they have no module. `Err` contains the reason why this was
     /// not checked.
     without: Result<Vec<String>, String>,
@@ -47,7 +47,7 @@ async fn detect(subject: &Subject<'_>) -> Result<PinsState, StepError> {
         let why = "the desired state is unknown".to_owned();
         return Ok(PinsState {
             moves: Moves::NotQueried(why.clone()),
-            forced: None,
+            forced: Vec::new(),
             without: Err(why),
             is_loaded: false,
         });
@@ -161,22 +161,31 @@ async fn without(
 
 fn pins(state: &PinsState) -> Finding {
     let finding = |status, why: String| Finding::new(PINS, status, why);
-    let actions = match (&state.moves, &state.forced) {
-        (Moves::NotQueried(_), Some(forced)) => {
+    let actions = match (&state.moves, &state.forced[..]) {
+        (Moves::NotQueried(why), []) => return finding(Verdict::Skip, why.clone()),
+        (Moves::NotQueried(_), [first, ..]) => {
+            let told: Vec<String> = (state.forced.iter())
+                .map(|one| format!("`{}` pins {} to {}", one.path, one.host, one.priority))
+                .collect();
+            let file = first.path.file_name().unwrap_or_default();
             return Finding {
+                brief: Some(format!(
+                    "`{file}` pins {} to {}: an upgrade may replace the driver with an older one",
+                    first.host, first.priority
+                )),
                 remedy: Some(format!(
-                    "if the driver is not from that origin, change the priority in line {} of `{}` to less than 1000",
-                    forced.line, forced.path
+                    "if the driver is not from this repository, set a `Pin-Priority` below 1000 in `{}`",
+                    first.path
                 )),
                 ..finding(
                     Verdict::Warn,
                     format!(
-                        "a system upgrade may replace driver packages with older ones: {forced}"
+                        "a system upgrade may replace driver packages with older ones: {}",
+                        told.join("; ")
                     ),
                 )
             };
         }
-        (Moves::NotQueried(why), None) => return finding(Verdict::Skip, why.clone()),
         (Moves::Found(actions), _) => actions,
     };
     if actions.is_empty() {
@@ -246,13 +255,13 @@ mod tests {
     use super::{Moves, PinsState, kernels, pins};
     use crate::{
         check::Verdict,
-        tools::packages::{Action, Exclusion},
+        tools::packages::{Action, ForcedOrigin},
     };
 
     fn state(moves: Moves, without: &[&str]) -> PinsState {
         PinsState {
             moves,
-            forced: None,
+            forced: Vec::new(),
             without: Ok(without.iter().map(ToString::to_string).collect()),
             is_loaded: false,
         }
@@ -288,15 +297,13 @@ mod tests {
         }
         let not_queried = state(Moves::NotQueried("with `--root`".into()), &[]);
         assert_eq!(pins(&not_queried).status, Verdict::Skip);
-        let forced = Exclusion {
+        let forced = ForcedOrigin {
             path: "/etc/apt/preferences.d/vendor".into(),
-            line: 3,
-            text: "Pin: origin archive.example.com` with priority 1001 for `*".to_owned(),
-            patterns: vec!["*".to_owned()],
-            only: false,
+            host: "archive.example.com".to_owned(),
+            priority: 1001,
         };
         let of = |moves| PinsState {
-            forced: Some(forced.clone()),
+            forced: vec![forced.clone()],
             ..state(moves, &[])
         };
         let finding = pins(&of(Moves::NotQueried("with `--root`".into())));

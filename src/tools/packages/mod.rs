@@ -37,9 +37,9 @@ pub use offers::Offers;
 pub use sources::Sources;
 pub use transactions::Transactions;
 pub use types::{
-    Action, ArchiveError, AvailablePackage, Commands, Contents, Estimate, Exclusion, Further,
-    HalfDone, Impact, LowerBounds, Mark, NoHolds, Package, PackageCondition, Removals, Settings,
-    SourceEntry, SourceFailure, SourceIssue, TransactionRequest, contradictions,
+    Action, ArchiveError, AvailablePackage, Commands, Contents, Estimate, Exclusion, ForcedOrigin,
+    Further, HalfDone, Impact, LowerBounds, Mark, NoHolds, Package, PackageCondition, Removals,
+    Settings, SourceEntry, SourceFailure, SourceIssue, TransactionRequest, contradictions,
 };
 
 use crate::{

@@ -3,7 +3,7 @@
 
 use camino::Utf8PathBuf;
 
-use super::{ArchiveError, Exclusion, Further, SourceEntry, SourceIssue};
+use super::{ArchiveError, Exclusion, ForcedOrigin, Further, SourceEntry, SourceIssue};
 use crate::{
     host::{FilesError, ReadFiles},
     model::packages::{Pin, Repository},
@@ -41,12 +41,11 @@ pub trait Sources {
         Ok(None)
     }
 
-    /// Returns the records of the administrator that make the manager select the packages of one origin, even if newer versions
-    /// are installed.
+    /// Returns the configured repositories whose packages the administrator prefers even to newer ones.
     ///
     /// # Errors
     /// If an existing file cannot be read.
-    fn forced(&self, _files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+    fn forced(&self, _files: &dyn ReadFiles) -> Result<Vec<ForcedOrigin>, FilesError> {
         Ok(Vec::new())
     }
 

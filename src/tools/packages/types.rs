@@ -616,6 +616,17 @@ pub fn contradictions(entries: &[SourceEntry]) -> Vec<String> {
         .collect()
 }
 
+/// A repository whose packages the administrator prefers even to newer ones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForcedOrigin {
+    /// The file with the preference.
+    pub path: Utf8PathBuf,
+    /// The host of the repository.
+    pub host: String,
+    /// The priority.
+    pub priority: i64,
+}
+
 /// An error in the sources of a package manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceIssue {

@@ -10,7 +10,9 @@ use super::{
 use crate::{
     host::{FileKind, FilesError, ReadFiles, Stat},
     model::{packages::Pin, pattern},
-    tools::packages::{Exclusion, Impact, SourceIssue, types::lines_of_proxies},
+    tools::packages::{
+        Exclusion, ForcedOrigin, Impact, SourceEntry, SourceIssue, types::lines_of_proxies,
+    },
 };
 
 const FILE: &str = "/etc/apt/preferences";
@@ -154,28 +156,45 @@ pub(super) fn contrary(
 /// From this priority on, apt selects the pinned version even if a newer one is installed, apt_preferences(5).
 const DOWNGRADES: i64 = 1000;
 
-/// Returns the records of the administrator that pin all packages of an origin or a release to a priority with which apt
-/// downgrades packages.
+/// Returns the configured repositories whose packages the administrator prefers with a priority with which apt downgrades
+/// packages. A pin by release is omitted, because the names of releases are only in the package lists.
 ///
 /// # Errors
 /// If an existing file cannot be read.
-pub(super) fn forced(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
-    let mut paths = paths(files)?;
-    paths.retain(|path| !(path.file_name()).is_some_and(|name| name.starts_with(PREFERENCES)));
-    Exclusion::in_files(files, &paths, |path, text| {
-        let of_record = |record: Record| {
-            let priority = number(record.field("pin-priority"))?;
-            let pin = record.field("pin");
-            (record.field("package") == "*" && priority >= DOWNGRADES).then(|| Exclusion {
-                path: path.to_owned(),
-                line: record.line,
-                text: format!("Pin: {pin}` with priority {priority} for `*"),
-                patterns: vec!["*".to_owned()],
-                only: false,
-            })
+pub(super) fn forced(
+    files: &dyn ReadFiles,
+    entries: &[SourceEntry],
+) -> Result<Vec<ForcedOrigin>, FilesError> {
+    let is_configured = |host: &str| {
+        let of_host = |entry: &SourceEntry| {
+            let (_, rest) = entry.uri.split_once("://").unwrap_or_default();
+            rest.split(['/', ':']).next() == Some(host)
         };
-        records(text).into_iter().filter_map(of_record).collect()
-    })
+        entries.iter().any(of_host)
+    };
+    let mut found = Vec::new();
+    for path in paths(files)? {
+        if (path.file_name()).is_some_and(|name| name.starts_with(PREFERENCES)) {
+            continue;
+        }
+        let text = files.read_lossy(&path)?.unwrap_or_default();
+        for record in records(&text) {
+            let host = record.field("pin").strip_prefix("origin ");
+            let (Some(host), Some(priority)) = (host, number(record.field("pin-priority"))) else {
+                continue;
+            };
+            let host = host.trim().trim_matches('"').to_owned();
+            if record.field("package") == "*" && priority >= DOWNGRADES && is_configured(&host) {
+                let path = path.clone();
+                found.push(ForcedOrigin {
+                    path,
+                    host,
+                    priority,
+                });
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// Whether the administrator's pin includes all versions of our pin, or selects a revision of the single version that the
@@ -301,7 +320,7 @@ fn parse(path: &Utf8Path, text: &str) -> Vec<Exclusion> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake::FakeFiles;
+    use crate::{host::fake::FakeFiles, tools::packages::apt::sources};
 
     #[test]
     fn proxy_is_reported_without_its_credentials() {
@@ -371,28 +390,33 @@ mod tests {
     }
 
     #[test]
-    fn only_pins_that_downgrade_all_packages_are_forced() {
+    fn configured_origins_with_a_high_priority_are_forced() {
         let record = |names: &str, pin: &str, priority: &str| {
             format!("# a comment\nPackage: {names}\nPin: {pin}\nPin-Priority: {priority}\n")
         };
         for (text, is_forced) in rows! {
             record("*", "origin archive.example.com", "1001"), true;
-            record("*", "release a=x", "1000"), true;
+            record("*", "origin \"archive.example.com\"", "1000"), true;
             // `cuda-repository-pin-600` of NVIDIA.
-            record("*", "release l=NVIDIA CUDA", "600"), false;
+            record("*", "origin archive.example.com", "600"), false;
             record("nvidia-*", "origin archive.example.com", "1001"), false;
-            record("*", "release a=x", "never"), false;
+            // No source has this host.
+            record("*", "origin staging.example.com", "1001"), false;
+            record("*", "release o=example", "1001"), false;
         } {
             let files = FakeFiles::new();
+            files.put(
+                "/etc/apt/sources.list",
+                "deb http://archive.example.com/ubuntu jammy main\n",
+            );
             files.put("/etc/apt/preferences.d/vendor", text.as_str());
             files.put(
                 "/etc/apt/preferences.d/zz-gpu-bootstrap-driver",
-                record("*", "release a=x", "1001"),
+                record("*", "origin archive.example.com", "1001"),
             );
-            let found = forced(&files).expect("readable");
+            let found =
+                forced(&files, &sources::read(&files).expect("readable")).expect("readable");
             assert_eq!(found.len(), usize::from(is_forced), "{text}");
-            let is_second_line = |one: &Exclusion| one.line == 2;
-            assert!(found.iter().all(is_second_line), "{found:?}");
         }
     }
 

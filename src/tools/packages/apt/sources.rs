@@ -11,7 +11,8 @@ use crate::{
         text::shell_word,
     },
     tools::packages::{
-        ArchiveError, Exclusion, Further, Impact, SourceEntry, SourceIssue, Sources, contradictions,
+        ArchiveError, Exclusion, ForcedOrigin, Further, Impact, SourceEntry, SourceIssue, Sources,
+        contradictions,
     },
 };
 
@@ -424,8 +425,8 @@ impl Sources for Apt {
         archive::further(entries, suites, components)
     }
 
-    fn forced(&self, files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
-        exclusions::forced(files)
+    fn forced(&self, files: &dyn ReadFiles) -> Result<Vec<ForcedOrigin>, FilesError> {
+        exclusions::forced(files, &read(files)?)
     }
 
     fn exclusions(&self, files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
