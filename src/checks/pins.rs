@@ -54,13 +54,7 @@ async fn detect(subject: &Subject<'_>) -> Result<PinsState, StepError> {
     };
     Ok(PinsState {
         moves: moves(subject, desired).await?,
-        forced: (desired
-            .packages
-            .manager
-            .backend()
-            .forced(subject.host.files())?)
-        .into_iter()
-        .next(),
+        forced: (desired.packages.manager.backend()).forced(subject.host.files())?,
         without: without(subject, desired).await?,
         is_loaded: !matches!(subject.state.loaded_driver(), Ok(None)),
     })

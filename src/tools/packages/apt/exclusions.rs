@@ -320,7 +320,10 @@ fn parse(path: &Utf8Path, text: &str) -> Vec<Exclusion> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{host::fake::FakeFiles, tools::packages::apt::sources};
+    use crate::{
+        host::fake::FakeFiles,
+        tools::packages::{Sources, apt::Apt},
+    };
 
     #[test]
     fn proxy_is_reported_without_its_credentials() {
@@ -414,8 +417,7 @@ mod tests {
                 "/etc/apt/preferences.d/zz-gpu-bootstrap-driver",
                 record("*", "origin archive.example.com", "1001"),
             );
-            let found =
-                forced(&files, &sources::read(&files).expect("readable")).expect("readable");
+            let found = forced(&files, &Apt.entries(&files).expect("readable")).expect("readable");
             assert_eq!(found.len(), usize::from(is_forced), "{text}");
         }
     }

@@ -426,7 +426,7 @@ impl Sources for Apt {
     }
 
     fn forced(&self, files: &dyn ReadFiles) -> Result<Vec<ForcedOrigin>, FilesError> {
-        exclusions::forced(files, &read(files)?)
+        exclusions::forced(files, &self.entries(files)?)
     }
 
     fn exclusions(&self, files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
