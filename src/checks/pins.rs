@@ -158,15 +158,10 @@ fn pins(state: &PinsState) -> Finding {
     let actions = match (&state.moves, &state.forced[..]) {
         (Moves::NotQueried(why), []) => return finding(Verdict::Skip, why.clone()),
         (Moves::NotQueried(_), [first, ..]) => {
-            let told: Vec<String> = (state.forced.iter())
+            let pins: Vec<String> = (state.forced.iter())
                 .map(|one| format!("`{}` pins {} to {}", one.path, one.host, one.priority))
                 .collect();
-            let file = first.path.file_name().unwrap_or_default();
             return Finding {
-                brief: Some(format!(
-                    "`{file}` pins {} to {}: an upgrade may replace the driver with an older one",
-                    first.host, first.priority
-                )),
                 remedy: Some(format!(
                     "if the driver is not from this repository, set a `Pin-Priority` below 1000 in `{}`",
                     first.path
@@ -174,8 +169,8 @@ fn pins(state: &PinsState) -> Finding {
                 ..finding(
                     Verdict::Warn,
                     format!(
-                        "a system upgrade may replace driver packages with older ones: {}",
-                        told.join("; ")
+                        "{}, so a system upgrade may replace the driver with an older one",
+                        pins.join("; ")
                     ),
                 )
             };

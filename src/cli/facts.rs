@@ -12,7 +12,10 @@ use crate::{
     facts::SecureBoot,
     host::{Host, Nvml},
     model::{gpu::ArchitectureEvidence, text::counted},
-    report::document::{self, FactsDocument, GpuDocument},
+    report::{
+        Style,
+        document::{self, FactsDocument, GpuDocument},
+    },
     state::State,
 };
 
@@ -35,16 +38,20 @@ pub(super) async fn run(
     let document = document::facts(&facts, state.snapshot().await);
     match args.output.format {
         args::OutputFormat::Json => print::json(&mut console.out, &document)?,
-        args::OutputFormat::Human => print::text(&mut console.out, &human(&document))?,
+        args::OutputFormat::Human => {
+            let text = human(&document, console.out_style());
+            print::text(&mut console.out, &text)?;
+        }
     }
     Ok(Exit::Ok)
 }
 
-fn human(facts: &FactsDocument<'_>) -> String {
+fn human(facts: &FactsDocument<'_>, style: Style) -> String {
     let mut text = String::new();
     let or_unknown = |value: Option<String>| value.unwrap_or_else(|| "unknown".to_owned());
     let mut row = |name: &str, value: String| {
-        let _ = writeln!(text, "{name:<16} {value}");
+        let line = style.hanging(&format!("{name:<16} "), &value);
+        let _ = writeln!(text, "{line}");
     };
     let os = facts.os.as_ref();
     row(

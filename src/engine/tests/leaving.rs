@@ -281,8 +281,10 @@ async fn resume_unit_reboots_if_cloud_init_waits_for_the_run() {
     );
     rig.fakes.exec.on("systemctl", |_, _| ok(""));
     leave(&rig, None, &[], &mut words().1).await.unwrap();
+    let mut changes = rig.fakes.exec.lines();
+    changes.retain(|line| line != "systemctl --version");
     assert_eq!(
-        rig.fakes.exec.lines(),
+        changes,
         ["systemctl start --no-block -- gpu-bootstrap-resume.service"]
     );
     assert_eq!(rig.fakes.clock.monotonic(), Duration::ZERO);
