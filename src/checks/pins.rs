@@ -33,7 +33,7 @@ enum Moves {
 #[derive(Debug, Clone)]
 struct PinsState {
     moves: Moves,
-    /// The repositories whose packages the administrator prefers even to newer ones.
+    /// The repositories whose packages replace newer ones, because of a preference of the administrator.
     forced: Vec<ForcedOrigin>,
     /// The running kernel and the kernel of the next boot, if they have no module. `Err` contains the reason why this was
     /// not checked.
@@ -54,7 +54,10 @@ async fn detect(subject: &Subject<'_>) -> Result<PinsState, StepError> {
     };
     Ok(PinsState {
         moves: moves(subject, desired).await?,
-        forced: (desired.packages.manager.backend()).forced(subject.host.files())?,
+        forced: match subject.state.driver().await.origin {
+            Some(_) => (desired.packages.manager.backend()).forced(subject.host.files())?,
+            None => Vec::new(),
+        },
         without: without(subject, desired).await?,
         is_loaded: !matches!(subject.state.loaded_driver(), Ok(None)),
     })

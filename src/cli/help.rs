@@ -106,7 +106,8 @@ const COMMANDS: [CommandRow; 14] = [
                 "Show the duration of each part of the last installation",
             ),
         ],
-        &[9],
+        // `--wait` exits with the status of the run.
+        &[5, 6, 7, 8, 9, 10, 130],
     ),
     (
         "facts",

@@ -232,9 +232,17 @@ pub(super) fn run(
         method = resolution.desired.cluster.map(|spec| spec.method);
         let mut settings = template;
         for (key, value) in given.assignments() {
-            if !except.contains(&key.as_str()) {
-                settings = put(&settings, &key, &value);
+            if except.contains(&key.as_str()) {
+                continue;
             }
+            // The template is edited by line, and part of it may be in a shell script.
+            if value.contains('\n') {
+                return Err(usage(
+                    &format!("add `{key}` to the template: its value has several lines"),
+                    "write a script in the image, and use its path as the value",
+                ));
+            }
+            settings = put(&settings, &key, &value);
         }
         text.replace_range(block.range.clone(), &block.indented(&settings));
         if !settings.contains(TOKEN_PLACE) {

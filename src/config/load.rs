@@ -24,7 +24,7 @@ use crate::{
     },
     runtimes::choice,
     state::bus,
-    tools::kubernetes::kubeconfig,
+    tools::kubernetes::{kubeconfig, membership},
 };
 
 /// The configuration from the command line and the environment.
@@ -143,6 +143,8 @@ pub fn load(
         matrix,
         sources: &sources,
         reserved: &reserved,
+        // The join step reports a kubeconfig that cannot be read.
+        is_node: !matches!(membership::read(files), Ok(None)),
         present: &choice::present(files, ask.our_runtimes.clone()).map_err(ConfigError::Files)?,
         flags: &ask.flags,
     })?;

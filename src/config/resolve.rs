@@ -71,6 +71,8 @@ pub struct Inputs<'a> {
     pub reserved: &'a [PciAddress],
     /// The container runtimes of the machine.
     pub present: &'a Present,
+    /// The machine is already a cluster node.
+    pub is_node: bool,
     pub flags: &'a Flags,
 }
 
@@ -125,7 +127,8 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             .or_else(|| release.kernel_series.clone()),
         cgroup_v1: match inputs.flags.trial {
             true => release.cgroup_v1,
-            false => inputs.facts.kernel.cgroup_v1,
+            // An existing node keeps its kubelet configuration. An image boots on another machine.
+            false => inputs.facts.kernel.cgroup_v1 && !inputs.is_node && !inputs.flags.image,
         },
         wrong: RefCell::default(),
     }

@@ -66,14 +66,16 @@ async fn summary(
             .any(|job| job.id == *id && is_done(outcome(job)))
     };
     let validated = if succeeded(&steps::VALIDATION_CONTAINER) {
-        let names: Vec<&str> = (desired.runtimes.iter())
+        let names: Vec<&str> = steps::container::to_validate(desired)
             .map(|one| one.kind.name())
             .collect();
         Some(format!("in a container of {}", names.join(" and ")))
     } else {
         succeeded(&steps::VALIDATION_COMPUTE).then(|| "on the host".to_owned())
     };
-    let node = match succeeded(&steps::CLUSTER_JOIN) {
+    // `cluster.command` may join something other than a Kubernetes cluster.
+    let is_member = state.membership()?.is_some();
+    let node = match is_member && succeeded(&steps::CLUSTER_JOIN) {
         true => match &desired.cluster {
             Some(spec) if spec.node.name.is_some() => spec.node.name.clone(),
             _ => state.host_name()?,
@@ -90,17 +92,17 @@ async fn summary(
         node.iter()
             .map(|name| format!("kubectl get node {name} --show-labels")),
     );
-    let gpus = match has_driver {
-        true => &*state.facts().gpus,
-        false => &[],
-    };
+    let mut gpus = Vec::new();
+    for gpu in &state.facts().gpus {
+        if has_driver && !state.is_reserved(gpu.pci_address)? {
+            gpus.push(gpu.name.clone().unwrap_or_else(|| gpu.pci_id.to_string()));
+        }
+    }
     Ok(NodeSummary {
         driver: state.loaded_driver()?.filter(|_| has_driver).cloned(),
         flavor: state.loaded_flavor()?.filter(|_| has_driver),
         packages: packages(state, desired).await?,
-        gpus: (gpus.iter())
-            .map(|gpu| gpu.name.clone().unwrap_or_else(|| gpu.pci_id.to_string()))
-            .collect(),
+        gpus,
         validated,
         node,
         reboots,

@@ -90,7 +90,7 @@ pub fn is_wanted(desired: &Desired) -> bool {
 }
 
 /// Returns the runtimes that run a validation container.
-pub(super) fn to_validate(desired: &Desired) -> impl Iterator<Item = &RuntimeSpec> {
+pub(crate) fn to_validate(desired: &Desired) -> impl Iterator<Item = &RuntimeSpec> {
     (desired.runtimes.iter()).filter(|spec| spec.kind.runs_single_containers())
 }
 

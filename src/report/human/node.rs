@@ -13,10 +13,13 @@ pub(in crate::report) fn rows(node: &NodeSummary) -> Vec<(&'static str, String)>
     if let Some(driver) = &node.driver {
         let package = packages.next_if(|package| package.part == NodePart::Driver);
         let modules = node.flavor.map(|flavor| format!("{flavor} kernel modules"));
-        let held = package.map(|package| is_held(package.held).to_owned());
+        let held = match package {
+            Some(package) => is_held(package.held),
+            None => "not installed by gpu-bootstrap",
+        };
         let words = std::iter::once(driver.to_string())
             .chain(modules)
-            .chain(held);
+            .chain([held.to_owned()]);
         rows.push(("driver", words.collect::<Vec<_>>().join(", ")));
     }
     rows.extend(packages.map(|package| {

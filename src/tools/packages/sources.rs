@@ -41,7 +41,7 @@ pub trait Sources {
         Ok(None)
     }
 
-    /// Returns the configured repositories whose packages the administrator prefers even to newer ones.
+    /// Returns the configured repositories whose packages replace newer ones, because of a preference of the administrator.
     ///
     /// # Errors
     /// If an existing file cannot be read.

@@ -616,7 +616,7 @@ pub fn contradictions(entries: &[SourceEntry]) -> Vec<String> {
         .collect()
 }
 
-/// A repository whose packages the administrator prefers even to newer ones.
+/// A repository whose packages replace newer ones, because of a preference of the administrator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForcedOrigin {
     /// The file with the preference.

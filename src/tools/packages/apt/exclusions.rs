@@ -156,8 +156,7 @@ pub(super) fn contrary(
 /// From this priority on, apt selects the pinned version even if a newer one is installed, apt_preferences(5).
 const DOWNGRADES: i64 = 1000;
 
-/// Returns the configured repositories whose packages the administrator prefers with a priority with which apt downgrades
-/// packages. A pin by release is omitted, because the names of releases are only in the package lists.
+/// Returns the configured repositories that the administrator pins to a priority at which apt downgrades packages. A pin by release is omitted, because the names of releases are only in the package lists.
 ///
 /// # Errors
 /// If an existing file cannot be read.
@@ -168,7 +167,9 @@ pub(super) fn forced(
     let is_configured = |host: &str| {
         let of_host = |entry: &SourceEntry| {
             let (_, rest) = entry.uri.split_once("://").unwrap_or_default();
-            rest.split(['/', ':']).next() == Some(host)
+            let authority = rest.split('/').next().unwrap_or_default();
+            let (_, of_entry) = authority.rsplit_once('@').unwrap_or(("", authority));
+            of_entry.split(':').next() == Some(host)
         };
         entries.iter().any(of_host)
     };
@@ -184,7 +185,8 @@ pub(super) fn forced(
                 continue;
             };
             let host = host.trim().trim_matches('"').to_owned();
-            if record.field("package") == "*" && priority >= DOWNGRADES && is_configured(&host) {
+            let is_high = record.field("package") == "*" && priority >= DOWNGRADES;
+            if is_high && !host.is_empty() && is_configured(&host) {
                 let path = path.clone();
                 found.push(ForcedOrigin {
                     path,
