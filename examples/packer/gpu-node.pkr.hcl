@@ -19,6 +19,12 @@ variable "source_ami" {
   description = "The image to start from: Ubuntu, Debian or AlmaLinux, with cloud-init."
 }
 
+variable "ssh_username" {
+  type        = string
+  description = "The user of the image: `ubuntu`, `admin` (Debian), `ec2-user` (AlmaLinux)."
+  default     = "ubuntu"
+}
+
 variable "url" {
   type        = string
   description = "The URL of the gpu-bootstrap binary."
@@ -47,8 +53,16 @@ source "amazon-ebs" "gpu_node" {
   region        = var.region
   source_ami    = var.source_ami
   instance_type = "c7i.2xlarge"
-  ssh_username  = "ubuntu"
+  ssh_username  = var.ssh_username
   ami_name      = "gpu-node-{{timestamp}}"
+
+  # The driver and the container runtime need several gigabytes.
+  launch_block_device_mappings {
+    device_name           = "/dev/sda1"
+    volume_size           = 30
+    volume_type           = "gp3"
+    delete_on_termination = true
+  }
 }
 
 build {
@@ -63,7 +77,7 @@ build {
   provisioner "shell" {
     inline = [
       "set -eu",
-      "cloud-init status --wait",
+      "cloud-init status --wait || [ $? -eq 2 ]",
       "curl --proto '=https' --tlsv1.2 -fsSLo /tmp/gpu-bootstrap '${var.url}'",
       "echo '${var.sha256}  /tmp/gpu-bootstrap' | sha256sum -c",
       "sudo install -m 0755 /tmp/gpu-bootstrap /usr/local/bin/gpu-bootstrap",

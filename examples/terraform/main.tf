@@ -1,5 +1,5 @@
 # User data for a GPU instance outside a cluster: cloud-init/bare/user-data.yaml with the URL and the digest of the binary. The
-# module has no provider, so it works on every cloud. See docs/terraform.md.
+# module has no provider, so it works on each cloud, for images with cloud-init. See docs/terraform.md.
 
 terraform {
   required_version = ">= 1.5"
