@@ -68,11 +68,12 @@ build() {
     install -m 644 docs/man/*.[15] "$tree/docs/man"
     install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT "$tree"
     install -m 644 docs/*.md docs/*.json "$tree/docs"
-    cp -r cloud-init "$tree"
+    cp -r cloud-init examples "$tree"
+    rm "$tree"/examples/*.rs
     python3 release/dependencies.py licenses "$rust_target" >"$tree/LICENSES-OF-DEPENDENCIES"
     python3 release/dependencies.py sbom "$rust_target" "$program" >"$out/$name.cdx.json"
     find "$tree" -type d -exec chmod 755 {} +
-    find "$tree" -type f ! -name gpu-bootstrap -exec chmod 644 {} +
+    find "$tree" -type f ! -name gpu-bootstrap ! -name slurm-join -exec chmod 644 {} +
     (
         cd "$out"
         tar --create --sort=name --format=ustar --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner "$name" |

@@ -479,10 +479,39 @@ fn all_output_fits_the_line_width() {
         for line_of in text.lines().chain(said.lines()) {
             // A label may precede the word.
             let is_word = line_of.split_whitespace().count() <= 2;
-            let is_command = line_of.starts_with("    ");
+            // Details are indented by more than commands, except for the examples in `--help`.
+            let is_command = line_of.starts_with("    ") && !line_of.starts_with("     ");
             let is_narrow = line_of.chars().count() <= 60;
             assert!(is_narrow || is_word || is_command, "{line}: {line_of}");
         }
+    }
+}
+
+/// The settings of the pages that start another program instead of joining a Kubernetes cluster.
+#[test]
+fn example_settings_are_valid() {
+    let page = std::fs::read_to_string("docs/docker-nomad.md").expect("the page");
+    let (_, nomad) = page.split_once("```toml\n").expect("settings");
+    let (nomad, _) = nomad.split_once("```").expect("the end");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("nomad.toml");
+    std::fs::write(&path, nomad).expect("written");
+    let nomad = path.to_str().expect("UTF-8");
+    for (file, runtime) in [
+        ("examples/slurm/config.toml", None),
+        ("examples/packer/config.toml", Some("docker")),
+        (nomad, Some("docker")),
+    ] {
+        let said = run(&format!(
+            "plan --os ubuntu-24.04 --gpu 8xH100 --config {file}"
+        ));
+        assert!(said.ends_with("--- exit 0\n"), "{said}");
+        let known = ["docker", "containerd", "podman"];
+        let found: Vec<&str> = (said.lines())
+            .filter_map(|line| line.split_whitespace().next())
+            .filter(|word| known.contains(word))
+            .collect();
+        assert_eq!(found, Vec::from_iter(runtime), "{said}");
     }
 }
 

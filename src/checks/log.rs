@@ -253,13 +253,23 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
             error.unconfirmed = false;
         }
     }
+    // GPUs and NVSwitches must be reset together.
+    let resets_all = messages.iter().any(is_fatal_sxid);
+    for error in errors.iter_mut().filter(|_| resets_all) {
+        if error.action == XidAction::ResetGpu && error.code != NO_SPARE_ROW {
+            error.action = XidAction::ResetAllGpus;
+        }
+    }
     let over = errors.iter().any(|error| error.over);
     let demand = if context.all_recovered() {
         None
     } else if messages.contains(&Message::RebootRequired) {
         Some(XidAction::Reboot)
     } else if messages.contains(&Message::ResetRequired) {
-        Some(XidAction::ResetGpu)
+        Some(match resets_all {
+            true => XidAction::ResetAllGpus,
+            false => XidAction::ResetGpu,
+        })
     } else {
         None
     };
@@ -377,18 +387,20 @@ fn xids(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
     }
 }
 
+const fn is_fatal_sxid(message: &Message) -> bool {
+    matches!(
+        message,
+        Message::SXid {
+            fatal: Some(true),
+            ..
+        }
+    )
+}
+
 /// Whether a fatal NVSwitch error precedes the first Xid, and so is regarded as its cause.
 fn follows_sxid(messages: &[Message]) -> bool {
     let first = |is: &dyn Fn(&Message) -> bool| messages.iter().position(is);
-    let switch = first(&|message| {
-        matches!(
-            message,
-            Message::SXid {
-                fatal: Some(true),
-                ..
-            }
-        )
-    });
+    let switch = first(&is_fatal_sxid);
     let gpu = first(&|message| matches!(message, Message::Xid { .. }));
     matches!((switch, gpu), (Some(switch), Some(gpu)) if switch < gpu)
 }
@@ -1469,6 +1481,25 @@ mod tests {
             assert!(finding.why.starts_with(first), "{}", finding.why);
             let told = finding.remedy.unwrap();
             assert!(told.starts_with(remedy), "{told}");
+        }
+    }
+
+    #[test]
+    fn fatal_sxid_requires_a_reset_of_all_gpus() {
+        let sxid = |fatal| Message::SXid {
+            switch: None,
+            code: 24007,
+            fatal: Some(fatal),
+        };
+        for (fatal, remedy, class) in rows! {
+            true, "reboot after draining the node", Remedy::Reboot;
+            false, "run `nvidia-smi --gpu-reset`", Remedy::ResetGpu;
+        } {
+            // The NVSwitch error is not regarded as the cause, because the Xid precedes it.
+            let finding = of(&[xid(119), sxid(fatal)]).remove(0);
+            let told = finding.remedy.expect("a remedy");
+            assert!(told.starts_with(remedy), "{told}");
+            assert_eq!(finding.remedy_class, Some(class));
         }
     }
 

@@ -757,6 +757,7 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
             false => without_module(subject).await?,
         };
         let without = match without {
+            // An unreadable database is reported by the package checks.
             None if !evidence.on_disk => {
                 hollow(&subject.state.driver_parts().await.unwrap_or_default())
             }

@@ -200,7 +200,9 @@ pub(super) fn run(
         (UserDataForm::EksNodeGroup, None) => without_node_config(form.text),
         (_, None) => form.text.to_owned(),
     };
-    let given = given(host, args)?;
+    // Each file is read once, because it may be a pipe.
+    let files = settings_files(host, args)?;
+    let given = given(&files, args)?;
     let values = checked_values(&matrix, &form, args, &given)?;
     for (name, placeholder) in form.values {
         if let Some(value) = values.get(name) {
@@ -227,7 +229,7 @@ pub(super) fn run(
             template: &filled(&template, &marks),
             except,
         }
-        .check(host, env, &matrix, args)?;
+        .check(env, &matrix, &files, &args.set)?;
         console.warn(&resolution.warnings);
         method = resolution.desired.cluster.map(|spec| spec.method);
         let mut settings = template;
@@ -280,12 +282,14 @@ pub(super) fn run(
     Ok(Exit::Ok)
 }
 
-/// Reads the settings of `--config` and `--set`.
-fn given(host: &Host, args: &args::UserDataArgs) -> Result<SettingSources, Failure> {
+/// Returns the settings of the files and of `--set`.
+fn given(
+    files: &[(Utf8PathBuf, String)],
+    args: &args::UserDataArgs,
+) -> Result<SettingSources, Failure> {
     let mut all = SettingSources::default();
-    for path in prepare::absolute_all(&args.config)? {
-        let text = settings_file(host, &path)?;
-        all.file(path.as_str(), &text).map_err(ResolveError::from)?;
+    for (path, text) in files {
+        all.file(path.as_str(), text).map_err(ResolveError::from)?;
     }
     for assignment in &args.set {
         all.set(assignment).map_err(ResolveError::from)?;
@@ -300,12 +304,20 @@ fn given(host: &Host, args: &args::UserDataArgs) -> Result<SettingSources, Failu
     Ok(all)
 }
 
-fn settings_file(host: &Host, path: &Utf8Path) -> Result<String, ResolveError> {
-    let text = host.files.read_text(path).map_err(ConfigError::from)?;
-    let missing = || ConfigError::MissingFile {
-        path: path.to_owned(),
+/// Reads the files of `--config`.
+fn settings_files(
+    host: &Host,
+    args: &args::UserDataArgs,
+) -> Result<Vec<(Utf8PathBuf, String)>, Failure> {
+    let read = |path: Utf8PathBuf| {
+        let text = host.files.read_text(&path).map_err(ConfigError::from)?;
+        match text {
+            Some(text) => Ok((path, text)),
+            None => Err(ResolveError::from(ConfigError::MissingFile { path })),
+        }
     };
-    Ok(text.ok_or_else(missing)?)
+    let paths = prepare::absolute_all(&args.config)?;
+    Ok(paths.into_iter().map(read).collect::<Result<_, _>>()?)
 }
 
 /// Returns the values of `--value` by name. The cluster version can also be given as a setting.
@@ -330,9 +342,16 @@ fn checked_values(
         .assignments()
         .into_iter()
         .find(|(key, _)| key == VERSION);
-    if let (Some((name, placeholder)), Some((_, version)), false) =
-        (placeholder, version, values.contains_key(KUBERNETES))
+    if let (Some(_), Some((_, version)), Some(value)) =
+        (placeholder, &version, values.get(KUBERNETES))
     {
+        errors.push(usage(
+            &format!(
+                "read `{VERSION}` = {version}: `--value {KUBERNETES}={value}` is the same value"
+            ),
+            "use only one of them",
+        ));
+    } else if let (Some((name, placeholder)), Some((_, version))) = (placeholder, version) {
         // A template with two numbers needs only the minor version.
         let parts = numbers(placeholder.trim_matches('@')).unwrap_or_default();
         let version: Vec<&str> = version.trim_matches('"').split('.').take(parts).collect();
@@ -587,10 +606,10 @@ impl Trial<'_> {
     /// checked.
     fn check(
         &self,
-        host: &Host,
         env: &Env,
         matrix: &Matrix,
-        args: &args::UserDataArgs,
+        files: &[(Utf8PathBuf, String)],
+        set: &[String],
     ) -> Result<Resolution, Failure> {
         let os = compat::os_named(self.os)?;
         let facts = trial::without_gpu(
@@ -598,18 +617,11 @@ impl Trial<'_> {
             &os,
             self.arch.map(|arch| arch.replace("arm64", "aarch64")),
         );
-        let files = prepare::absolute_all(&args.config)?;
         let mut texts = vec![(Utf8PathBuf::from(trial::SETTINGS), self.template.to_owned())];
-        for path in files {
-            let text = settings_file(host, &path)?;
-            texts.push((path, text));
-        }
+        texts.extend_from_slice(files);
         let ask = SettingsRequest {
             config: texts.iter().map(|(path, _)| path.clone()).collect(),
-            set: args
-                .set
-                .iter()
-                .cloned()
+            set: (set.iter().cloned())
                 .chain(["gpu=optional".to_owned()])
                 .collect(),
             except: self.except.iter().map(|&key| key.to_owned()).collect(),

@@ -124,21 +124,18 @@ impl Session {
             && (findings.iter()).any(|one| one.id == RESOLVABLE && one.status == Verdict::Unknown);
         self.emit_ends(&jobs);
         RunReport {
-            mode: Mode::Check,
-            run: self.tools.events.run().to_owned(),
-            exit: if fails || blind {
-                Exit::Drift
-            } else {
-                Exit::Ok
-            },
             steps: jobs.iter().map(|job| job.report(Vec::new())).collect(),
             findings,
-            notes: Vec::new(),
-            reboot: None,
-            left: Vec::new(),
             seconds: self.tools.events.elapsed().as_secs_f64(),
-            node: None,
-            to_ready: None,
+            ..RunReport::new(
+                Mode::Check,
+                self.tools.events.run().to_owned(),
+                if fails || blind {
+                    Exit::Drift
+                } else {
+                    Exit::Ok
+                },
+            )
         }
     }
 

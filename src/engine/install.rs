@@ -112,12 +112,7 @@ impl Session {
                 }
                 notes.extend(self.tools.events.take_notes());
                 let report = self.report(Exit::StepFailed, &[], notes, None);
-                finish(
-                    &ledger.journal,
-                    report.exit,
-                    report.summary(),
-                    report.node.as_ref(),
-                )?;
+                finish(&ledger.journal, &report)?;
                 self.tools.finished(&report);
                 return Ok(report);
             }
@@ -211,12 +206,7 @@ impl Session {
                 .iter()
                 .any(|run| run.ended.is_none())
         {
-            finish(
-                &ledger.journal,
-                report.exit,
-                report.summary(),
-                report.node.as_ref(),
-            )?;
+            finish(&ledger.journal, &report)?;
             report.to_ready = self.to_ready(&report);
         }
         // A run that builds a module keeps timers paused until its end.
@@ -234,17 +224,11 @@ impl Session {
         reboot: Option<Reboot>,
     ) -> RunReport {
         RunReport {
-            mode: Mode::Install,
-            run: self.tools.events.run().to_owned(),
-            exit,
             steps: jobs.iter().map(|job| job.report(done(job))).collect(),
-            findings: Vec::new(),
             notes,
             reboot,
-            left: Vec::new(),
             seconds: self.tools.events.elapsed().as_secs_f64(),
-            node: None,
-            to_ready: None,
+            ..RunReport::new(Mode::Install, self.tools.events.run().to_owned(), exit)
         }
     }
 
@@ -433,18 +417,23 @@ impl Session {
     }
 }
 
+/// Ends a run in the journal with its report.
+pub(super) fn finish(journal: &Journal, report: &RunReport) -> Result<(), EngineError> {
+    end(journal, report.exit, report.summary(), report.node.clone())
+}
+
 /// Ends a run in the journal and rewrites the receipt.
-pub(super) fn finish(
+pub(super) fn end(
     journal: &Journal,
     exit: Exit,
     summary: Summary,
-    node: Option<&NodeSummary>,
+    node: Option<NodeSummary>,
 ) -> Result<(), EngineError> {
     journal
         .append(Record::RunFinished {
             exit: exit.code(),
             summary,
-            node: node.cloned().map(Box::new),
+            node: node.map(Box::new),
         })
         .and_then(|_| journal.write_receipt())
         .map_err(EngineError::Unfinished)

@@ -488,19 +488,7 @@ impl Session {
         // An assessment can be stopped at any time.
         let report = tokio::select! {
             biased;
-            exit = self.tools.cancel.cancelled() => RunReport {
-                mode,
-                run: self.tools.events.run().to_owned(),
-                exit,
-                steps: Vec::new(),
-                findings: Vec::new(),
-                notes: Vec::new(),
-                reboot: None,
-                left: Vec::new(),
-                seconds: self.tools.events.elapsed().as_secs_f64(),
-                node: None,
-                to_ready: None,
-            },
+            exit = self.tools.cancel.cancelled() => RunReport { seconds: self.tools.events.elapsed().as_secs_f64(), ..RunReport::new(mode, self.tools.events.run().to_owned(), exit) },
             report = look => report,
         };
         self.tools.finished(&report);

@@ -175,26 +175,20 @@ impl Session {
             );
             would_change && !repeats
         });
+        let exit = if any(Outcome::Blocked) {
+            Exit::Blocked
+        } else if any(Outcome::Failed) {
+            Exit::StepFailed
+        } else if pending {
+            Exit::Drift
+        } else {
+            Exit::Ok
+        };
         RunReport {
-            mode: Mode::Plan,
-            run: self.tools.events.run().to_owned(),
-            exit: if any(Outcome::Blocked) {
-                Exit::Blocked
-            } else if any(Outcome::Failed) {
-                Exit::StepFailed
-            } else if pending {
-                Exit::Drift
-            } else {
-                Exit::Ok
-            },
             steps,
-            findings: Vec::new(),
             notes,
-            reboot: None,
-            left: Vec::new(),
             seconds: self.tools.events.elapsed().as_secs_f64(),
-            node: None,
-            to_ready: None,
+            ..RunReport::new(Mode::Plan, self.tools.events.run().to_owned(), exit)
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{
     Cancel, EngineError, Tools,
-    install::finish,
+    install::end,
     ledger::Ledger,
     result::Mode,
     resume::{self, UNIT},
@@ -139,7 +139,7 @@ async fn stopped(
     let runs = ledger.journal.receipt().runs;
     let ours = runs.iter().rfind(|run| run.id == tools.events.run());
     if let Some(Ended { summary, .. }) = ours.and_then(|run| run.ended.as_ref()) {
-        finish(&ledger.journal, by, *summary, None)?;
+        end(&ledger.journal, by, *summary, None)?;
     }
     Ok(())
 }

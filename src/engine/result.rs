@@ -64,6 +64,24 @@ pub struct RunReport {
 }
 
 impl RunReport {
+    /// Creates the report of a run without steps.
+    #[must_use]
+    pub const fn new(mode: Mode, run: String, exit: Exit) -> Self {
+        Self {
+            mode,
+            run,
+            exit,
+            steps: Vec::new(),
+            findings: Vec::new(),
+            notes: Vec::new(),
+            reboot: None,
+            left: Vec::new(),
+            seconds: 0.0,
+            node: None,
+            to_ready: None,
+        }
+    }
+
     /// The number of steps with each outcome.
     #[must_use]
     pub fn summary(&self) -> Summary {

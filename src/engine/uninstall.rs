@@ -47,14 +47,18 @@ pub fn planned_uninstall(
     run: String,
     titles: &[StepTitle],
 ) -> Result<RunReport, EngineError> {
-    let mut report = empty(run);
+    let mut report = RunReport::new(Mode::Uninstall, run, Exit::Ok);
     let history = Journal::read(host)?;
     if history.lines.is_empty() {
-        let files = units::named_ours(&*host.files).map_err(JournalError::from)?;
-        let remaining = |path: Utf8PathBuf| {
-            format!("`{path}` was written by gpu-bootstrap, but the journal is lost")
-        };
-        report.notes = files.into_iter().map(remaining).collect();
+        let ours = units::named_ours(&*host.files).map_err(JournalError::from)?;
+        if !ours.is_empty() {
+            let note = "the journal is lost: `uninstall` would remove the files that continue a run or keep the driver from loading, \
+                        and no others";
+            report.notes.push(note.to_owned());
+        }
+        report
+            .notes
+            .extend(ours.iter().map(|path| without_journal(path)));
         return Ok(report);
     }
     let mut applied = fold(&history.lines).applied;
@@ -94,22 +98,6 @@ fn title(titles: &[StepTitle], id: &StepId) -> String {
     known.map_or_else(|| id.to_string(), |title| title.title.clone())
 }
 
-fn empty(run: String) -> RunReport {
-    RunReport {
-        mode: Mode::Uninstall,
-        run,
-        exit: Exit::Ok,
-        steps: Vec::new(),
-        findings: Vec::new(),
-        notes: Vec::new(),
-        reboot: None,
-        left: Vec::new(),
-        seconds: 0.0,
-        node: None,
-        to_ready: None,
-    }
-}
-
 /// Undoes every applied change, newest first, with the exceptions described in [`resume::turn`],
 /// [`follow_files`], [`follow_packages`] and [`group`]. `titles` are the titles of the steps.
 ///
@@ -131,7 +119,7 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
             })
             .collect(),
     );
-    let mut report = empty(tools.events.run().to_owned());
+    let mut report = RunReport::new(Mode::Uninstall, tools.events.run().to_owned(), Exit::Ok);
     if history.lines.is_empty() {
         let (removed, left) = without_record(&*tools.host.files).map_err(JournalError::from)?;
         for path in &removed {
@@ -167,14 +155,17 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
 /// loaded. Returns the removed files, and the remaining files with the command that removes them.
 fn without_record(files: &dyn Files) -> Result<(Vec<Utf8PathBuf>, Vec<String>), FilesError> {
     let removed = guard::release(files, &[])?;
-    let say = |path: Utf8PathBuf| {
-        format!(
-            "`{path}` was written by gpu-bootstrap, but the journal is lost; to finish, run `rm \
-             {path}`, and remove packages with the package manager"
-        )
-    };
-    let left = units::named_ours(files)?.into_iter().map(say).collect();
+    let left = units::named_ours(files)?;
+    let left = left.iter().map(|path| without_journal(path)).collect();
     Ok((removed, left))
+}
+
+/// Describes a file that remains because the journal is lost.
+fn without_journal(path: &Utf8Path) -> String {
+    format!(
+        "`{path}` was written by gpu-bootstrap, but the journal is lost; to finish, run `rm {path}`, and remove packages with \
+         the package manager"
+    )
 }
 
 async fn undo_all(
@@ -231,7 +222,7 @@ async fn undo_all(
         _ if report.left.is_empty() => Exit::Ok,
         _ => Exit::Partial,
     };
-    finish(&ledger.journal, report.exit, report.summary(), None)?;
+    finish(&ledger.journal, report)?;
     if report.exit == Exit::Ok {
         let kept = persist::forget_program(&*tools.host.files)
             .and_then(|()| wipe(&*tools.host.files))

@@ -44,17 +44,9 @@ fn step(id: &'static str, outcome: Outcome, why: &str) -> StepReport {
 
 fn report(mode: Mode, exit: Exit, steps: Vec<StepReport>) -> RunReport {
     RunReport {
-        mode,
-        run: "20260101T000000Z-1".to_owned(),
-        exit,
         steps,
-        findings: Vec::new(),
-        notes: Vec::new(),
-        reboot: None,
-        left: Vec::new(),
         seconds: 12.5,
-        node: None,
-        to_ready: None,
+        ..RunReport::new(mode, "20260101T000000Z-1".to_owned(), exit)
     }
 }
 

@@ -61,7 +61,7 @@ fn dry_run_lists_what_uninstall_undoes() {
     assert_eq!(dry.exit, 0, "{}", dry.err);
     for part in [
         "things would be undone\n",
-        "  - install ",
+        "  - undo: install ",
         "Nothing was changed. To undo these changes:\n\n    gpu-bootstrap uninstall\n",
     ] {
         assert!(dry.out.contains(part), "{part}: {}", dry.out);
@@ -79,4 +79,29 @@ fn dry_run_lists_what_uninstall_undoes() {
         .collect();
     assert!(!planned.is_empty());
     assert_eq!(steps_of(&dry.out), planned);
+}
+
+#[test]
+fn dry_run_without_the_journal_lists_the_remaining_files() {
+    let machine = Machine::new(describe("debian-12-h100", toml::Table::new()));
+    assert_eq!(machine.run(&["install"]).exit, 0);
+    for name in ["journal.jsonl", "receipt.json"] {
+        machine
+            .fakes
+            .files
+            .take(&format!("/var/lib/gpu-bootstrap/{name}"));
+    }
+    let dry = machine.run(&["uninstall", "--dry-run"]);
+    assert!(
+        dry.out.starts_with("no change is recorded\n"),
+        "{}",
+        dry.out
+    );
+    for part in [
+        "the journal is lost",
+        "rm /etc/modprobe.d/gpu-bootstrap-deny.conf",
+    ] {
+        let words: Vec<&str> = dry.out.split_whitespace().collect();
+        assert!(words.join(" ").contains(part), "{part}: {}", dry.out);
+    }
 }

@@ -101,19 +101,10 @@ mod tests {
 
     fn report(exit: Exit, findings: &[(&'static str, Verdict)]) -> RunReport {
         RunReport {
-            mode: Mode::Check,
-            run: "1".to_owned(),
-            exit,
-            steps: Vec::new(),
             findings: (findings.iter())
                 .map(|(id, status)| Finding::new(Id::new(id), *status, "it\nis \u{1b}[31moff"))
                 .collect(),
-            notes: Vec::new(),
-            reboot: None,
-            left: Vec::new(),
-            seconds: 0.0,
-            node: None,
-            to_ready: None,
+            ..RunReport::new(Mode::Check, "1".to_owned(), exit)
         }
     }
 

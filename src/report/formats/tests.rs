@@ -26,17 +26,9 @@ fn finding(id: &'static str, status: Verdict) -> Finding {
 
 fn report(exit: Exit, findings: Vec<Finding>) -> RunReport {
     RunReport {
-        mode: Mode::Check,
-        run: "20260101T000000Z-1".to_owned(),
-        exit,
-        steps: Vec::new(),
         findings,
-        notes: Vec::new(),
-        reboot: None,
-        left: Vec::new(),
         seconds: 0.25,
-        node: None,
-        to_ready: None,
+        ..RunReport::new(Mode::Check, "20260101T000000Z-1".to_owned(), exit)
     }
 }
 

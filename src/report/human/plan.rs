@@ -68,8 +68,15 @@ pub fn plan(
 /// # Errors
 /// If the target cannot be written.
 pub fn undo(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
-    let text = match report.steps.len() {
-        0 => "nothing to undo".to_owned(),
+    // A change of several steps is listed for each of them.
+    let mut changes: Vec<&str> = (report.steps.iter())
+        .flat_map(|step| step.changes.iter().map(|change| &*change.summary))
+        .collect();
+    changes.sort_unstable();
+    changes.dedup();
+    let text = match changes.len() {
+        0 if report.notes.is_empty() => "nothing to undo".to_owned(),
+        0 => "no change is recorded".to_owned(),
         count => format!("{} would be undone", things(count)),
     };
     writeln!(to, "{}", style.paint(Ink::Doubt, &text))?;
@@ -77,7 +84,7 @@ pub fn undo(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<
         let title = style.titled(&step.title, step.id.as_str());
         writeln!(to, "\n{}", style.hanging("", &title))?;
         for change in &step.changes {
-            writeln!(to, "{}", style.hanging("  - ", &change.summary))?;
+            writeln!(to, "{}", style.hanging("  - undo: ", &change.summary))?;
         }
     }
     if !report.notes.is_empty() {

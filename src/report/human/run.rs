@@ -216,17 +216,8 @@ mod tests {
 
     fn report(mode: Mode, exit: Exit) -> RunReport {
         RunReport {
-            mode,
-            run: "1".to_owned(),
-            exit,
-            steps: Vec::new(),
-            findings: Vec::new(),
-            notes: Vec::new(),
-            reboot: None,
-            left: Vec::new(),
             seconds: 1.0,
-            node: None,
-            to_ready: None,
+            ..RunReport::new(mode, "1".to_owned(), exit)
         }
     }
 

@@ -54,6 +54,7 @@ pub trait Database: Sync {
         let packages: Vec<Package> = (database.iter())
             .filter(|package| package.needs_repair())
             .cloned()
+            .chain(self.with_failed_scripts(files, database)?)
             .collect();
         let interrupted = match packages.is_empty() {
             true => self.interrupted(files)?,
@@ -63,6 +64,18 @@ pub trait Database: Sync {
             packages,
             interrupted,
         })
+    }
+
+    /// Returns the packages whose scripts failed, if only [`Database::failed_scripts_record`] shows them.
+    ///
+    /// # Errors
+    /// If an existing file cannot be read.
+    fn with_failed_scripts(
+        &self,
+        _files: &dyn ReadFiles,
+        _database: &[Package],
+    ) -> Result<Vec<Package>, FilesError> {
+        Ok(Vec::new())
     }
 
     /// Whether several versions of a package can be installed at the same time, such as kernels with rpm. The [`Package::id`]

@@ -80,3 +80,10 @@ pub trait Messages {
         None
     }
 }
+
+/// Returns the first line with the indented lines that follow it.
+pub(super) fn with_details(lines: &[&str]) -> String {
+    let is_detail = |at: usize| at == 0 || lines[at].starts_with(' ');
+    let length = (0..lines.len()).take_while(|at| is_detail(*at)).count();
+    lines[..length].join("\n")
+}

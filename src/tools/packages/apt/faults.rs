@@ -1,7 +1,7 @@
 //! The messages of apt and dpkg: the failure class of an output, and the commands in remedies.
 
 use super::{Apt, progress};
-use crate::tools::packages::{Commands, Fault, Messages, SourceFailure};
+use crate::tools::packages::{Commands, Fault, Messages, SourceFailure, messages::with_details};
 
 /// Parts of the output and their class. The first match is used, so causes precede their consequences: a script that failed
 /// because the disk is full has the class of a full disk.
@@ -222,11 +222,7 @@ impl Messages for Apt {
             line.starts_with("The following held packages will be changed")
                 || line.starts_with("The following packages have unmet dependencies")
         })?;
-        let details = lines[at + 1..]
-            .iter()
-            .take_while(|line| line.starts_with(' '))
-            .count();
-        Some(lines[at..=at + details].join("\n"))
+        Some(with_details(&lines[at..]))
     }
 
     /// Older versions of apt report failures as warnings of an `update` that exits with 0.

@@ -10,7 +10,7 @@ use super::{Dnf, interruption, versionlock};
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles, Reader},
     model::pattern,
-    tools::packages::{Database, DatabaseError, HalfDone, Package, PackageCondition},
+    tools::packages::{Database, DatabaseError, Package, PackageCondition},
 };
 
 /// The possible paths of the rpm database, which depend on its version.
@@ -225,26 +225,16 @@ impl Database for Dnf {
         interruption::interrupted(files)
     }
 
-    fn half_done(
+    fn with_failed_scripts(
         &self,
         files: &dyn ReadFiles,
         database: &[Package],
-    ) -> Result<HalfDone, FilesError> {
+    ) -> Result<Vec<Package>, FilesError> {
         let record = files.read_text(&interruption::failed_scripts_record())?;
-        let failed = interruption::with_failed_scripts(&record.unwrap_or_default(), database);
-        let packages: Vec<Package> = (database.iter())
-            .filter(|package| package.needs_repair())
-            .cloned()
-            .chain(failed)
-            .collect();
-        let interrupted = match packages.is_empty() {
-            true => self.interrupted(files)?,
-            false => None,
-        };
-        Ok(HalfDone {
-            packages,
-            interrupted,
-        })
+        Ok(interruption::with_failed_scripts(
+            &record.unwrap_or_default(),
+            database,
+        ))
     }
 
     fn has_several_versions(&self, name: &str) -> bool {

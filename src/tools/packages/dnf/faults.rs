@@ -3,7 +3,7 @@
 use super::{Dnf, generation::NO_LOCKS, progress};
 use crate::{
     host::Output,
-    tools::packages::{Commands, Fault, Messages, Package, SourceFailure},
+    tools::packages::{Commands, Fault, Messages, Package, SourceFailure, messages::with_details},
 };
 
 /// Parts of one output line and their class. The first match is used, so causes precede their consequences.
@@ -208,11 +208,7 @@ impl Messages for Dnf {
             line.starts_with("Problem") && line.contains(": ")
                 || line.starts_with("Error: Transaction test error")
         })?;
-        let details = lines[at + 1..]
-            .iter()
-            .take_while(|line| line.starts_with(' '))
-            .count();
-        Some(lines[at..=at + details].join("\n"))
+        Some(with_details(&lines[at..]))
     }
 
     fn not_queried(&self, output: &Output) -> Option<String> {
