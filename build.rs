@@ -1,7 +1,7 @@
-//! Packs the built-in tables into one compressed stream. Comments and sources are removed, because the binary is copied to each
-//! machine.
+//! Packs the built-in tables and the templates of `user-data` into one compressed stream. Comments and sources in tables are
+//! removed, because the binary is copied to each machine.
 
-use std::{env, error::Error, fs, io::Write as _, path::Path};
+use std::{collections::BTreeSet, env, error::Error, fs, io::Write as _, path::Path};
 
 use flate2::{Compression, write::DeflateEncoder};
 
@@ -15,39 +15,68 @@ const TABLES: [&str; 7] = [
     "src/tools/xid.toml",
 ];
 
-/// All files in these directories are packed.
+/// All TOML files in these directories are packed.
 const DIRECTORIES: [&str; 2] = ["clouds", "profiles"];
+
+/// The directory with the forms of `user-data`.
+const FORMS: &str = "cloud-init";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");
     let out = Path::new(&env::var("OUT_DIR")?).join("tables.deflate");
     let mut encoder = DeflateEncoder::new(Vec::new(), Compression::best());
     for table in TABLES {
-        println!("cargo::rerun-if-changed={table}");
         let name = Path::new(table).file_stem().ok_or("a table has no name")?;
-        let text = for_programs(&fs::read_to_string(table)?);
+        let text = for_programs(&read(table)?);
         write!(encoder, "{}\n{text}\0", name.display())?;
     }
     for directory in DIRECTORIES {
-        // Adding or removing a file changes the modification time of its directory.
-        println!("cargo::rerun-if-changed={directory}");
-        let mut names = Vec::new();
-        for entry in fs::read_dir(directory)? {
-            let name = entry?
-                .file_name()
-                .into_string()
-                .map_err(|_| "a file name is not UTF-8")?;
-            names.extend(name.strip_suffix(".toml").map(str::to_owned));
+        for name in names(directory)? {
+            if let Some(name) = name.strip_suffix(".toml") {
+                let text = read(&format!("{directory}/{name}.toml"))?;
+                write!(encoder, "{directory}/{name}\n{}\0", for_programs(&text))?;
+            }
         }
-        names.sort();
-        for name in names {
-            println!("cargo::rerun-if-changed={directory}/{name}.toml");
-            let text = for_programs(&fs::read_to_string(format!("{directory}/{name}.toml"))?);
-            write!(encoder, "{directory}/{name}\n{text}\0")?;
+    }
+    let values = for_programs(&read(&format!("{FORMS}/values.toml"))?);
+    write!(encoder, "{FORMS}/values\n{values}\0")?;
+    for name in names(FORMS)? {
+        let directory = format!("{FORMS}/{name}");
+        if !Path::new(&directory).join("form.toml").exists() {
+            continue;
+        }
+        let form = for_programs(&read(&format!("{directory}/form.toml"))?);
+        write!(encoder, "{directory}/form\n{form}\0")?;
+        let files: BTreeSet<&str> = (form.lines())
+            .filter_map(|line| line.strip_prefix("file = \"")?.strip_suffix('"'))
+            .collect();
+        for file in files {
+            // Templates are printed with their comments.
+            let text = read(&format!("{directory}/{file}"))?;
+            write!(encoder, "{directory}/{file}\n{text}\0")?;
         }
     }
     fs::write(out, encoder.finish()?)?;
     Ok(())
+}
+
+/// Reads a file.
+fn read(path: &str) -> Result<String, Box<dyn Error>> {
+    println!("cargo::rerun-if-changed={path}");
+    fs::read_to_string(path).map_err(|error| format!("{path}: {error}").into())
+}
+
+/// Returns the names in a directory, sorted.
+fn names(directory: &str) -> Result<Vec<String>, Box<dyn Error>> {
+    // Adding or removing a file changes the modification time of its directory.
+    println!("cargo::rerun-if-changed={directory}");
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let name = entry?.file_name().into_string();
+        names.push(name.map_err(|_| "a file name is not UTF-8")?);
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// Replaces each line that starts with `#` by an empty line, so that line numbers in errors stay the same. Also removes the

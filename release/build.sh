@@ -69,7 +69,7 @@ build() {
     install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT "$tree"
     install -m 644 docs/*.md docs/*.json "$tree/docs"
     cp -r cloud-init examples "$tree"
-    rm "$tree"/examples/*.rs
+    rm "$tree"/examples/*.rs "$tree"/cloud-init/README.md "$tree"/cloud-init/values.toml "$tree"/cloud-init/*/form.toml
     python3 release/dependencies.py licenses "$rust_target" >"$tree/LICENSES-OF-DEPENDENCIES"
     python3 release/dependencies.py sbom "$rust_target" "$program" >"$out/$name.cdx.json"
     find "$tree" -type d -exec chmod 755 {} +

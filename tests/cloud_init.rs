@@ -1,4 +1,4 @@
-//! The files of `cloud-init/`: each fits the size limits of its clouds, parses, and has settings that resolve to a desired
+//! The forms of `cloud-init/`: each fits the size limits of its clouds, parses, and has settings that resolve to a desired
 //! state. The scripts are executed with fake programs.
 
 use std::{
@@ -10,6 +10,7 @@ use std::{
 };
 
 use gpu_bootstrap::{
+    cli::forms::{self, Form, FormValue, ValueKind},
     config::desired::{ClusterSpec, JoinMethod},
     error::Report as _,
     joins::nodeadm,
@@ -37,16 +38,6 @@ mod real_nodeadm;
 /// The smallest user data limit of the clouds: AWS accepts 16 KiB, Azure 64 KiB, Google Cloud 256 KiB.
 const LARGEST: usize = 16 * 1024;
 
-const USER_DATA: [&str; 7] = [
-    "bare/user-data.yaml",
-    "kubeadm/user-data.yaml",
-    "k3s/user-data.yaml",
-    "eks/user-data.mime",
-    "eks-ubuntu/user-data.mime",
-    KARPENTER,
-    "aks/user-data.yaml",
-];
-
 /// The Karpenter node classes, one of which has user data.
 const KARPENTER: &str = "eks-karpenter/ec2nodeclass.yaml";
 
@@ -60,18 +51,39 @@ fn text(path: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
+/// The forms with user data, which is a file or part of a manifest. The others are only manifests.
+fn with_user_data() -> impl Iterator<Item = &'static Form> {
+    forms::all().iter().filter(|form| {
+        let text = user_data(&form.path);
+        let starts = ["#cloud-config\n", "MIME-Version: ", "#!/bin/sh\n"];
+        let has_user_data = starts.iter().any(|start| text.starts_with(start));
+        assert!(
+            has_user_data || text.contains("\napiVersion: "),
+            "{}: unknown format",
+            form.name
+        );
+        has_user_data
+    })
+}
+
+/// The forms with user data for cloud-init.
+fn for_cloud_init() -> impl Iterator<Item = &'static Form> {
+    with_user_data().filter(|form| form.path != STARTUP_SCRIPT)
+}
+
 /// The user data of a file: the file itself, or the `userData` of a manifest.
 fn user_data(path: &str) -> String {
-    if path != KARPENTER {
-        return text(path);
+    user_data_in(&text(path), path)
+}
+
+fn user_data_in(text: &str, path: &str) -> String {
+    if !text.contains("\n  userData: |\n") {
+        return text.to_owned();
     }
-    let documents = filled(&text(path));
-    let class = documents.split("\n---\n").next().expect("a document");
-    let class: Value = serde_saphyr::from_str(class).expect("YAML");
-    class["spec"]["userData"]
-        .as_str()
-        .expect("user data")
-        .to_owned()
+    let class = text.split("\n---\n").next().expect("a document");
+    let class: Value = serde_saphyr::from_str(class).expect(path);
+    let user_data = class["spec"]["userData"].as_str();
+    user_data.expect("user data").to_owned()
 }
 
 /// Values for the `@…@` placeholders.
@@ -95,7 +107,10 @@ fn filled(text: &str) -> String {
 
 /// The MIME parts or YAML documents of a file.
 fn parts(path: &str) -> Vec<String> {
-    let text = filled(&user_data(path));
+    parts_of(&filled(&user_data(path)))
+}
+
+fn parts_of(text: &str) -> Vec<String> {
     let parts: Vec<&str> = match text.starts_with("MIME-Version") {
         true => (text.split("\n--gpu-bootstrap").skip(1))
             .filter_map(|part| part.split_once("\n\n").map(|(_, body)| body))
@@ -107,7 +122,11 @@ fn parts(path: &str) -> Vec<String> {
 
 /// The YAML parts of a file.
 fn documents(path: &str) -> Vec<Value> {
-    (parts(path).iter())
+    documents_of(&parts(path), path)
+}
+
+fn documents_of(parts: &[String], path: &str) -> Vec<Value> {
+    (parts.iter())
         .filter(|part| !part.starts_with("#!"))
         .map(|part| {
             serde_saphyr::from_str(part).unwrap_or_else(|error| panic!("{path}: {error}\n{part}"))
@@ -156,12 +175,37 @@ fn written(path: &str) -> Vec<(String, Value)> {
     files
 }
 
-/// The settings in a user data file.
+/// The settings in a user data file, with values for the placeholders.
 fn settings(path: &str) -> String {
-    let (_, file) = (written(path).into_iter())
-        .find(|(name, _)| name == "/etc/gpu-bootstrap/config.d/50-user-data.toml")
-        .unwrap_or_else(|| panic!("{path} has no settings"));
-    file["content"].as_str().expect("a content").to_owned()
+    let form = forms::all().iter().find(|form| form.path == path);
+    settings_in(form.expect(path), &filled(&text(path)))
+}
+
+/// The settings in a template, or in the output of a form.
+fn settings_in(form: &Form, text: &str) -> String {
+    let path = &form.path;
+    if path == STARTUP_SCRIPT {
+        let (_, rest) = text.split_once("<<'END'\n").expect("settings");
+        let (settings, _) = rest.split_once("END\n").expect("their end");
+        return settings.to_owned();
+    }
+    let parts = parts_of(&user_data_in(text, path));
+    let name = form.settings_file.as_str();
+    let files = documents_of(&parts, path).into_iter().flat_map(|document| {
+        let files = document["write_files"].as_array().cloned();
+        let is_own = |file: &Value| {
+            let path = file["path"].as_str().expect("a path");
+            path == format!("/etc/gpu-bootstrap/config.d/{name}")
+        };
+        (files.into_iter().flatten().filter(is_own))
+            .map(|file| file["content"].clone())
+            .chain([document["data"][name].clone()])
+            .collect::<Vec<_>>()
+    });
+    let mut texts = files.filter_map(|content| content.as_str().map(str::to_owned));
+    texts
+        .next()
+        .unwrap_or_else(|| panic!("{path} has no settings"))
 }
 
 /// Resolves the settings on a machine.
@@ -172,12 +216,18 @@ fn resolved(machine: Machine, settings: &str) -> Result<Option<ClusterSpec>, Str
     Ok(resolution.desired.cluster)
 }
 
-fn ubuntu() -> Machine {
-    Machine::new("ubuntu", "24.04", "x86_64", &[H100])
+/// A machine with the operating system of a form.
+fn machine_of(form: &Form) -> Machine {
+    let os = form.os.as_deref().expect("an operating system");
+    match os.split_once('-').expect("ID-VERSION") {
+        // Releases of this system have a minor version.
+        ("almalinux", major) => Machine::new("almalinux", &format!("{major}.6"), "x86_64", &[H100]),
+        (id, version) => Machine::new(id, version, "x86_64", &[H100]),
+    }
 }
 
-fn amazon() -> Machine {
-    Machine::new("amzn", "2023", "x86_64", &[H100])
+fn ubuntu() -> Machine {
+    Machine::new("ubuntu", "24.04", "x86_64", &[H100])
 }
 
 /// The manifest object of this kind.
@@ -261,25 +311,26 @@ fn said(output: &Output) -> String {
 
 #[test]
 fn user_data_fits_the_limits_of_the_clouds() {
-    for path in USER_DATA {
-        let size = text(path).len();
-        assert!(size <= LARGEST, "{path} has {size} bytes");
+    for form in with_user_data() {
+        let size = user_data(&form.path).len();
+        assert!(size <= LARGEST, "{} has {size} bytes", form.name);
     }
 }
 
 #[test]
 fn secrets_are_readable_only_by_root() {
     let mut secrets = 0;
-    for path in USER_DATA {
-        for (name, file) in written(path) {
+    for form in for_cloud_init() {
+        for (name, file) in written(&form.path) {
             if !name.ends_with(".toml") {
                 secrets += 1;
                 let mode = file["permissions"].as_str();
-                assert!(matches!(mode, Some("0600" | "0700")), "{path}: {name}");
+                let is_private = matches!(mode, Some("0600" | "0700"));
+                assert!(is_private, "{}: {name}", form.name);
             }
         }
     }
-    assert_eq!(secrets, 4);
+    assert!(secrets > 0);
 }
 
 /// The commands of `runcmd`: the download script, and the arguments of the start command.
@@ -298,20 +349,20 @@ fn commands(path: &str) -> (String, Vec<String>) {
 
 #[test]
 fn all_files_download_and_start_the_program_alike() {
-    let [bare, others @ ..] = USER_DATA;
-    let (download, start) = commands(bare);
+    let (download, start) = commands("bare/user-data.yaml");
     assert_eq!(
         start,
         ["/usr/local/bin/gpu-bootstrap", "install", "--unattended"]
     );
     // Only the settings may differ, and the time that an autoscaler waits.
     let with_deadline = [&start[..], &["--deadline".to_owned(), "10min".to_owned()]].concat();
-    for path in others {
-        assert_eq!(
-            commands(path),
-            (download.clone(), with_deadline.clone()),
-            "{path}"
-        );
+    for form in for_cloud_init() {
+        let start = match settings(&form.path).contains("[cluster]\n") {
+            true => &with_deadline,
+            false => &start,
+        };
+        let expected = (download.clone(), start.clone());
+        assert_eq!(commands(&form.path), expected, "{}", form.name);
     }
     let script = filled(&text(STARTUP_SCRIPT));
     assert!(script.contains(&download), "{script}");
@@ -325,27 +376,24 @@ fn all_files_download_and_start_the_program_alike() {
 /// more lines, but no more than listed here.
 #[test]
 fn user_data_without_comments_fits_on_a_screen() {
-    for (path, most) in [
-        ("bare/user-data.yaml", 25),
-        ("kubeadm/user-data.yaml", 25),
-        ("k3s/user-data.yaml", 25),
-        (STARTUP_SCRIPT, 25),
-        // The agent reads a separate file.
-        ("aks/user-data.yaml", 41),
-        // MIME, because the part that holds the kubelet back runs at each boot, including before the program is installed.
-        // Canonical's script joins with a command.
-        ("eks-ubuntu/user-data.mime", 51),
-        // The same with a NodeConfig for nodeadm.
-        ("eks/user-data.mime", 52),
-        // The same without a NodeConfig, inside two Karpenter objects.
-        (KARPENTER, 72),
-    ] {
-        let text = text(path);
-        let lines = text
-            .lines()
-            .filter(|line| !line.trim_start().starts_with('#'));
-        let count = lines.count();
-        assert!(count <= most, "{path} has {count} lines");
+    for form in with_user_data() {
+        let most = match &*form.name {
+            // The agent reads a separate file.
+            "aks-flex" => 41,
+            // MIME, because the part that holds the kubelet back runs at each boot, including before the program is installed.
+            // Canonical's script joins with a command.
+            "eks-ubuntu" => 51,
+            // The same with a NodeConfig for nodeadm.
+            "eks" | "eks-node-group" => 52,
+            // The same without a NodeConfig, inside two Karpenter objects.
+            "eks-karpenter" => 72,
+            _ => 25,
+        };
+        let lines = form.template.lines();
+        let count = lines
+            .filter(|line| !line.trim_start().starts_with('#'))
+            .count();
+        assert!(count <= most, "{} has {count} lines", form.name);
     }
 }
 
@@ -426,7 +474,7 @@ fn downloads_are_retried_and_verified() {
         let digest = run(&directory, r#"printf 'the program\n' | sha256sum"#, false);
         let digest = said(&digest);
         let digest = digest.split_whitespace().next().expect("a digest");
-        let (script, _) = commands(USER_DATA[0]);
+        let (script, _) = commands("bare/user-data.yaml");
         let script = script
             .replace("/usr/local/bin", &place.display().to_string())
             .replace("SHA-256", digest);
@@ -459,27 +507,30 @@ fn downloads_are_retried_and_verified() {
 
 #[test]
 fn settings_resolve_to_a_desired_state() {
-    let of = |machine, path| {
-        let spec = resolved(machine, &settings(path));
-        spec.unwrap_or_else(|error| panic!("{path}: {error}"))
+    let check = |machine: Machine, form: &Form| {
+        let path = &form.path;
+        let settings = settings(path);
+        let spec = resolved(machine, &settings).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let table: toml::Table = toml::from_str(&settings).expect(path);
+        let join = table.get("cluster").map(|cluster| &cluster["join"]);
+        let join = join.map(|join| join.as_str().expect("a join method"));
+        assert_eq!(spec.as_ref().map(|spec| spec.method.name()), join, "{path}");
+        // No startup taint unless it can be removed.
+        let access = spec.and_then(|spec| spec.access);
+        assert_eq!(
+            access.is_some(),
+            settings.contains("kubeconfig-file"),
+            "{path}"
+        );
     };
-    assert_eq!(of(Machine::debian(), "bare/user-data.yaml"), None);
-    let alma = Machine::new("almalinux", "9.6", "x86_64", &[H100]);
-    for (machine, path, method) in [
-        (Machine::debian(), "kubeadm/user-data.yaml", "kubeadm"),
-        (ubuntu(), "kubeadm/user-data.yaml", "kubeadm"),
-        (alma, "kubeadm/user-data.yaml", "kubeadm"),
-        (ubuntu(), "k3s/user-data.yaml", "k3s"),
-        (amazon(), "eks/user-data.mime", "eks"),
-        (amazon(), KARPENTER, "eks"),
-        (ubuntu(), "eks-ubuntu/user-data.mime", "command"),
-        (ubuntu(), "aks/user-data.yaml", "command"),
-    ] {
-        let spec = of(machine, path).unwrap_or_else(|| panic!("{path} joins nothing"));
-        assert_eq!(spec.method.name(), method, "{path}");
-        // No startup taint, because it could not be removed.
-        assert_eq!(spec.access, None, "{path}");
+    for form in forms::all().iter().filter(|form| form.os.is_some()) {
+        check(machine_of(form), form);
     }
+    // Other systems that the documentation lists.
+    check(Machine::debian(), form("bare"));
+    check(Machine::debian(), form("kubeadm"));
+    let alma = Machine::new("almalinux", "9.6", "x86_64", &[H100]);
+    check(alma, form("kubeadm"));
     let managed = object("ConfigMap")["data"]["50-daemonset.toml"].clone();
     let spec = resolved(ubuntu(), managed.as_str().expect("settings"));
     let spec = spec.expect("settings").expect("a cluster");
@@ -525,11 +576,12 @@ fn all_settings_of_the_kubeadm_file_are_required() {
 #[test]
 fn scripts_have_no_syntax_errors() {
     let directory = directory();
-    let mut scripts = vec![script(), filled(&text(STARTUP_SCRIPT))];
-    for path in ["eks/user-data.mime", "eks-ubuntu/user-data.mime", KARPENTER] {
-        let hook = (parts(path).into_iter()).find(|part| part.starts_with("#!/bin/sh\n"));
-        scripts.push(hook.expect("a boothook"));
+    let mut scripts = vec![script()];
+    for form in with_user_data() {
+        let parts = parts(&form.path).into_iter();
+        scripts.extend(parts.filter(|part| part.starts_with("#!/bin/sh\n")));
     }
+    assert!(scripts.len() > 4);
     for script in scripts {
         let output = run(&directory, &script, true);
         assert!(output.status.success(), "{}", said(&output));
@@ -761,7 +813,7 @@ fn device_plugin_waits_only_for_the_validation_label() {
     };
     assert!(words(&text(values)).contains(&words(command)));
     // `user-data` prints it as well.
-    let (_, said) = printed("node-pool", DAEMONSET);
+    let (_, said) = printed("node-pool", &borrowed(&complete("node-pool")));
     let (common, _) = command.split_once(" --values ").expect("the values");
     let common = format!("helm upgrade {}", words(common));
     assert!(said.contains(&common), "{said}");
@@ -1043,139 +1095,86 @@ fn pod_logs_the_failures_of_a_run() {
     }
 }
 
-/// The templates of `user-data`, with their files and the options that complete them.
-const FORMS: [(&str, &str, &[&str]); 10] = [
-    ("bare", "bare/user-data.yaml", &[]),
-    ("kubeadm", "kubeadm/user-data.yaml", KUBEADM),
-    (
-        "k3s",
-        "k3s/user-data.yaml",
-        &[
-            "--set",
-            "cluster.server=https://10.0.0.9:6443",
-            "--token-file",
-            "TOKEN",
-        ],
-    ),
-    (
-        "eks",
-        "eks/user-data.mime",
-        &[
-            "--value",
-            "cluster=prod",
-            "--value",
-            "endpoint=https://abc.eks.example.com",
-            "--value",
-            "ca=LS0tLS1CRUdJTg==",
-            "--value",
-            "cidr=10.100.0.0/16",
-        ],
-    ),
-    (
-        "eks-karpenter",
-        KARPENTER,
-        &[
-            "--value",
-            "cluster=prod",
-            "--value",
-            "kubernetes=1.36",
-            "--value",
-            "arch=x86_64",
-            "--value",
-            "role=KarpenterNodeRole-prod",
-            "--value",
-            "family=g6",
-        ],
-    ),
-    (
-        "eks-ubuntu",
-        "eks-ubuntu/user-data.mime",
-        &[
-            "--value",
-            "cluster=prod",
-            "--value",
-            "endpoint=https://abc.eks.example.com",
-            "--value",
-            "ca=LS0tLS1CRUdJTg==",
-        ],
-    ),
-    ("node-pool", "daemonset/daemonset.yaml", DAEMONSET),
-    (
-        "test-pod",
-        "daemonset/gpu-pod.yaml",
-        &[
-            "--value",
-            "registry=registry.example.com/tools",
-            "--value",
-            DIGEST_VALUE,
-        ],
-    ),
-    (
-        "aks-flex",
-        "aks/user-data.yaml",
-        &[
-            "--value",
-            "pool=gpu",
-            "--value",
-            "resource-id=/subscriptions/x/resourceGroups/y",
-            "--value",
-            "location=westeurope",
-            "--value",
-            "server=prod.hcp.westeurope.azmk8s.io",
-            "--value",
-            "ca=LS0tLS1CRUdJTg==",
-            "--value",
-            "dns=10.0.0.10",
-            "--value",
-            "kubernetes=1.36.4",
-            "--token-file",
-            "TOKEN",
-        ],
-    ),
-    ("google", STARTUP_SCRIPT, KUBEADM),
-];
-
-const KUBEADM: &[&str] = &[
-    "--set",
-    "cluster.version=1.37",
-    "--set",
-    "cluster.server=10.0.0.9:6443",
-    "--set",
-    "cluster.ca-cert-hashes=sha256:00000000000000000000000000000000000000000000000000000000000000aa",
-    "--token-file",
-    "TOKEN",
-];
-
 const DIGEST: &str = "00000000000000000000000000000000000000000000000000000000000000aa";
 
-const DIGEST_VALUE: &str =
-    "digest=00000000000000000000000000000000000000000000000000000000000000aa";
+fn form(name: &str) -> &'static Form {
+    forms::named(name).unwrap_or_else(|| panic!("no form {name}"))
+}
 
-const DAEMONSET: &[&str] = &[
-    "--provider",
-    "aks",
-    "--value",
-    "registry=registry.example.com/tools",
-    "--value",
-    DIGEST_VALUE,
-];
+/// A valid value that differs from the placeholder, unless the placeholder is valid only as it is.
+fn sample(value: &FormValue) -> String {
+    let text = match value.kind {
+        ValueKind::Text => "some-text",
+        ValueKind::Name => "prod",
+        ValueKind::Url | ValueKind::HttpsUrl => "https://example.org/gpu-bootstrap",
+        ValueKind::Sha256 => DIGEST,
+        ValueKind::Certificate => "LS0tLS1CRUdJTg==",
+        ValueKind::Network => "10.101.0.0/16",
+        ValueKind::Ip => "10.0.0.11",
+        ValueKind::Host => "api.example.com",
+        ValueKind::ImageName => "registry.example.com/tools",
+        ValueKind::ObjectName => "nvidia",
+        ValueKind::Version => return value.example().replace("1.36", "1.37"),
+        ValueKind::Architecture | ValueKind::InstanceFamily => value.example(),
+    };
+    text.to_owned()
+}
 
-/// The options that fill in the URL and the SHA-256 of the binary.
-const PROGRAM: &[&str] = &[
-    "--value",
-    "address=https://example.org/gpu-bootstrap",
-    "--value",
-    "sha256=00000000000000000000000000000000000000000000000000000000000000aa",
-];
-
-/// The options that complete a template.
-fn complete(form: &str) -> Vec<&'static str> {
-    let form = FORMS.iter().find(|(name, ..)| *name == form);
-    let (_, path, options) = form.expect("a template");
-    match path.starts_with("daemonset") {
-        true => options.to_vec(),
-        false => [PROGRAM, options].concat(),
+/// The settings of a template with placeholders, each with a valid value.
+fn unset_settings(form: &Form) -> Vec<(String, String)> {
+    fn unset(value: &toml::Value, key: &str, found: &mut Vec<(String, String)>) {
+        match value {
+            toml::Value::Table(table) => {
+                for (name, value) in table {
+                    unset(
+                        value,
+                        format!("{key}.{name}").trim_start_matches('.'),
+                        found,
+                    );
+                }
+            }
+            toml::Value::Array(items) => items.iter().for_each(|item| unset(item, key, found)),
+            toml::Value::String(text) if text.contains('@') => {
+                let value = (text.replace('@', ""))
+                    .replace("DIGEST", DIGEST)
+                    .replace("1.36", "1.37")
+                    .replace("10.0.0.1:", "10.0.0.9:");
+                found.push((key.to_owned(), value));
+            }
+            _ => {}
+        }
     }
+    let mut found = Vec::new();
+    if form.os.is_some() {
+        let settings = settings_in(form, form.template);
+        let settings: toml::Table = toml::from_str(&settings).expect(&form.name);
+        unset(&toml::Value::Table(settings), "", &mut found);
+    }
+    found
+}
+
+/// The options that complete a template, each with its value.
+fn complete(name: &str) -> Vec<String> {
+    let form = form(name);
+    let mut options = Vec::new();
+    let mut add = |option: &str, value: String| options.extend([option.to_owned(), value]);
+    if let Some(provider) = form.providers.first() {
+        add("--provider", provider.name.clone());
+    }
+    for (key, value) in unset_settings(form) {
+        add("--set", format!("{key}={value}"));
+    }
+    if form.template.contains("@TOKEN@") {
+        add("--token-file", "TOKEN".to_owned());
+    }
+    for value in form.values.iter().filter(|value| value.insert.is_none()) {
+        add("--value", format!("{}={}", value.name, sample(value)));
+    }
+    options
+}
+
+fn borrowed(options: &[String]) -> Vec<&str> {
+    options.iter().map(String::as_str).collect()
 }
 
 /// Standard output and standard error of `user-data`, with the token in a file.
@@ -1217,25 +1216,47 @@ fn user_data_of(form: &str, options: &[&str]) -> (Option<i32>, String, String) {
 /// options.
 #[test]
 fn template_is_printed_only_if_complete() {
-    for (form, ..) in FORMS {
-        let all = complete(form);
+    for form in forms::all() {
+        let name = &*form.name;
+        let all = complete(name);
+        let all = borrowed(&all);
         // Without the provider, clap reports the error.
-        let (first, given) = match form {
-            "node-pool" => (2, &all[..2]),
-            _ => (0, &[][..]),
-        };
-        let (status, printed, said) = user_data_of(form, given);
-        assert_eq!((status, &*printed), (Some(2), ""), "{form}: {said}");
-        let missing = format!("{} values are missing", all[first..].len() / 2);
-        assert!(said.contains(&missing), "{form}: {said}");
-        for option in all[first..].chunks(2) {
-            let name = option[1].split_once('=').map_or("FILE", |(name, _)| name);
-            let option = format!("{} {name}", option[0]);
-            assert!(said.contains(&option), "{form}, {option}: {said}");
+        let (given, missing) = all.split_at(match form.providers.is_empty() {
+            true => 0,
+            false => 2,
+        });
+        let (status, printed, said) = user_data_of(name, given);
+        assert_eq!((status, &*printed), (Some(2), ""), "{name}: {said}");
+        let count = format!("{} values are missing", missing.len() / 2);
+        assert!(said.contains(&count), "{name}: {said}");
+        for option in missing.chunks(2) {
+            let own = option[1].split_once('=').map_or("FILE", |(own, _)| own);
+            let option = format!("{} {own}", option[0]);
+            assert!(said.contains(&option), "{name}, {option}: {said}");
         }
-        let (status, printed, said) = user_data_of(form, &all[..all.len() - 2]);
-        assert_eq!((status, &*printed), (Some(2), ""), "{form}");
-        assert!(said.contains("1 value is missing"), "{form}: {said}");
+        let (status, printed, said) = user_data_of(name, &all[..all.len() - 2]);
+        assert_eq!((status, &*printed), (Some(2), ""), "{name}");
+        assert!(said.contains("1 value is missing"), "{name}: {said}");
+    }
+}
+
+/// Values are inserted into scripts that run as root.
+#[test]
+fn values_with_shell_syntax_are_rejected() {
+    for form in forms::all() {
+        let mut options = Vec::new();
+        for provider in form.providers.iter().take(1) {
+            options.extend(["--provider".to_owned(), provider.name.clone()]);
+        }
+        for value in &form.values {
+            options.extend(["--value".to_owned(), format!("{}=$(reboot)", value.name)]);
+        }
+        let (status, printed, said) = user_data_of(&form.name, &borrowed(&options));
+        assert_eq!((status, &*printed), (Some(2), ""), "{}: {said}", form.name);
+        for value in &form.values {
+            let refused = format!("read `--value {}`: invalid value `$(reboot)`", value.name);
+            assert!(said.contains(&refused), "{}: {said}", form.name);
+        }
     }
 }
 
@@ -1246,7 +1267,8 @@ fn cluster_version_is_a_value_of_templates_without_the_setting() {
         ("eks-karpenter", "optimized-ami/1.37/amazon-linux-2023/"),
         ("aks-flex", "\"components\": {\"kubernetes\": \"1.37.2\"}"),
     ] {
-        let mut options = complete(form);
+        let all = complete(form);
+        let mut options = borrowed(&all);
         let at = options
             .iter()
             .position(|one| one.starts_with("kubernetes="));
@@ -1271,12 +1293,13 @@ fn settings_of_a_file_are_in_the_user_data() {
     let path = path.display().to_string();
     let (printed, said) = printed(
         "kubeadm",
-        &[&complete("kubeadm")[..], &["--config", &path]].concat(),
+        &[&borrowed(&complete("kubeadm"))[..], &["--config", &path]].concat(),
     );
     for line in [
         "version = \"1.37\"",
         "labels = [\"team=a\"]",
-        "packages.proxy = \"http://joe:s3cret@proxy:3128\"",
+        "[packages]",
+        "proxy = \"http://joe:s3cret@proxy:3128\"",
     ] {
         assert!(
             printed.contains(&format!("      {line}\n")),
@@ -1338,8 +1361,8 @@ fn a_registry_may_end_with_a_slash() {
 /// EKS adds its own NodeConfig to the user data of a node group with an AMI type.
 #[test]
 fn node_group_template_is_eks_without_node_config() {
-    let (group, _) = printed("eks-node-group", PROGRAM);
-    let (whole, _) = printed("eks", &complete("eks"));
+    let (group, _) = printed("eks-node-group", &borrowed(&complete("eks-node-group")));
+    let (whole, _) = printed("eks", &borrowed(&complete("eks")));
     let (head, rest) = whole.split_once("--gpu-bootstrap\n").expect("a part");
     let (config, others) = rest.split_once("--gpu-bootstrap\n").expect("two parts");
     assert!(config.contains("kind: NodeConfig"), "{config}");
@@ -1349,17 +1372,15 @@ fn node_group_template_is_eks_without_node_config() {
 /// With all values, the output has no placeholder, parses, has the settings of the command line, and otherwise equals the file.
 #[test]
 fn printed_user_data_is_ready_to_paste() {
-    for (form, path, options) in FORMS {
-        let all = complete(form);
-        let set: &[&str] = if form == "test-pod" {
-            &[]
-        } else {
-            &["--set", "driver.cuda=12.8"]
-        };
-        let (whole, said) = printed(form, &[&all[..], set].concat());
-        assert!(!said.contains("warning"), "{form}: {said}");
-        let is_alone = matches!(form, "bare" | "test-pod");
-        assert_eq!(said.contains("helm upgrade"), !is_alone, "{form}: {said}");
+    for form in forms::all() {
+        let name = &*form.name;
+        let all = complete(name);
+        let mut options = borrowed(&all);
+        if form.os.is_some() {
+            options.extend(["--set", "driver.cuda=12.8"]);
+        }
+        let (whole, said) = printed(name, &options);
+        assert!(!said.contains("warning"), "{name}: {said}");
         let bare = |text: &str| {
             let lines = text
                 .lines()
@@ -1367,94 +1388,91 @@ fn printed_user_data_is_ready_to_paste() {
             lines.map(|line| format!("{line}\n")).collect::<String>()
         };
         let marks = bare(&whole).replace("gpu-bootstrap@sha256:", "");
-        assert!(!marks.contains('@'), "{form}: {whole}");
-        assert!(!whole.contains("@VALUE@"), "{form}: {whole}");
-        let before = text(path);
-        let changed = before.lines().filter(|line| !whole.contains(line));
-        for line in changed {
-            let is_of_other_provider = form == "node-pool" && line.starts_with('#');
-            assert!(line.contains('@') || is_of_other_provider, "{form}: {line}");
+        assert!(!marks.contains('@'), "{name}: {whole}");
+        assert!(!whole.contains("@VALUE@"), "{name}: {whole}");
+        for option in options.iter().filter(|one| !one.starts_with("--")) {
+            let Some((_, value)) = option.split_once('=') else {
+                continue;
+            };
+            assert!(whole.contains(value), "{name}, {option}: {whole}");
         }
-        if form == "test-pod" {
-            continue;
+        let changed = form.template.lines().filter(|line| !whole.contains(line));
+        for line in changed.filter(|_| form.without_part.is_none()) {
+            let is_of_other_provider = !form.providers.is_empty() && line.starts_with('#');
+            assert!(line.contains('@') || is_of_other_provider, "{name}: {line}");
         }
-        let user_data = match form {
-            "eks-karpenter" => {
-                let class = whole.split("\n---\n").next().expect("a document");
-                let class: Value = serde_saphyr::from_str(class).expect("YAML");
-                class["spec"]["userData"]
-                    .as_str()
-                    .expect("user data")
-                    .to_owned()
-            }
-            _ => whole.clone(),
-        };
-        let parts: Vec<&str> = match user_data.starts_with("MIME-Version") {
-            true => (user_data.split("\n--gpu-bootstrap").skip(1))
-                .filter_map(|part| part.split_once("\n\n").map(|(_, body)| body))
-                .collect(),
-            false => user_data.split("\n---\n").collect(),
-        };
-        let mut settings = None;
-        for part in parts.iter().filter(|part| !part.starts_with("#!")) {
-            let document: Value = serde_saphyr::from_str(part).expect(form);
-            for file in document["write_files"].as_array().into_iter().flatten() {
-                if file["path"]
-                    .as_str()
-                    .is_some_and(|path| path.ends_with("50-user-data.toml"))
-                {
-                    settings = file["content"].as_str().map(str::to_owned);
+        let mut joins = false;
+        if form.os.is_some() {
+            let settings = settings_in(form, &whole);
+            let machine = machine_of(form);
+            let machine = machine.file("/etc/gpu-bootstrap/config.d/50-user-data.toml", &settings);
+            let resolution = machine.load().expect(name);
+            for option in options.iter().filter_map(|one| one.split_once('=')) {
+                let set = resolution.provenance.iter().find(|one| one.key == option.0);
+                if let Some(set) = set {
+                    let value = set.value.trim_matches(['[', ']', '"']);
+                    assert_eq!(value, option.1, "{name}: {}", set.key);
                 }
             }
-            if let Some(text) = document["data"]["50-daemonset.toml"].as_str() {
-                settings = Some(text.to_owned());
-            }
+            let mut set = resolution.provenance.iter();
+            assert!(set.any(|one| one.key == "driver.cuda"), "{name}");
+            joins = resolution.desired.cluster.is_some();
         }
-        if form == "google" {
-            let (_, rest) = whole.split_once("<<'END'\n").expect("settings");
-            settings = rest.split_once("END\n").map(|(text, _)| text.to_owned());
-        }
-        let settings = settings.unwrap_or_else(|| panic!("{form} has no settings"));
-        let machine = match form {
-            "eks" | "eks-karpenter" => amazon(),
-            "google" => Machine::new("almalinux", "9.6", "x86_64", &[H100]),
-            _ => ubuntu(),
+        assert_eq!(said.contains("helm upgrade"), joins, "{name}: {said}");
+    }
+}
+
+/// The pod tests the GPUs of the nodes that have joined.
+#[test]
+fn commands_after_a_join_print_a_pod() {
+    for form in forms::all() {
+        let (_, said) = printed(&form.name, &borrowed(&complete(&form.name)));
+        let Some((_, command)) = said.split_once("gpu-bootstrap user-data test-pod ") else {
+            assert!(form.gpu_pods.is_none(), "{}: {said}", form.name);
+            continue;
         };
-        let machine = machine.file("/etc/gpu-bootstrap/config.d/50-user-data.toml", &settings);
-        let resolution = machine.load().expect(form);
-        let set = |key: &str| {
-            let all = &resolution.provenance;
-            all.iter()
-                .find(|one| one.key == key)
-                .map(|one| one.value.clone())
-        };
-        assert_eq!(set("driver.cuda").as_deref(), Some("[\"12.8\"]"), "{form}");
-        if options.contains(&"cluster.version=1.37") {
-            assert_eq!(
-                set("cluster.version").as_deref(),
-                Some("\"1.37\""),
-                "{form}"
-            );
-        }
+        let (options, _) = command.split_once(" | kubectl apply").expect("kubectl");
+        let options = options
+            .replace("=REGISTRY", "=registry.example.com/tools")
+            .replace("=DIGEST", &format!("={DIGEST}"));
+        let options: Vec<&str> = options.split_whitespace().collect();
+        let (pod, _) = printed("test-pod", &options);
+        let has_class = said.contains("kind: RuntimeClass");
+        assert_eq!(
+            pod.contains("\n  runtimeClassName: nvidia\n"),
+            has_class,
+            "{pod}"
+        );
+        assert_eq!(
+            said.contains("runtimeClassName=nvidia"),
+            has_class,
+            "{said}"
+        );
     }
 }
 
 /// If the token is in a secret store, the user data has neither the token nor a file for it.
 #[test]
 fn user_data_without_token_has_no_token_file() {
-    for form in ["kubeadm", "k3s", "google"] {
-        let mut options = complete(form);
+    let with_file = |form: &&Form| form.template.contains("/etc/gpu-bootstrap/join-token");
+    let mut tested = 0;
+    for form in forms::all().iter().filter(with_file) {
+        let name = &*form.name;
+        let all = complete(name);
+        let mut options = borrowed(&all);
         options.retain(|one| !matches!(*one, "--token-file" | "TOKEN"));
         options.extend(["--set", "cluster.token=credential:join"]);
-        let (text, warnings) = printed(form, &options);
+        let (text, warnings) = printed(name, &options);
         assert!(
             !text.contains("join-token") && !text.contains("TOKEN"),
-            "{form}: {text}"
+            "{name}: {text}"
         );
         assert!(
             text.contains("token = \"credential:join\"\n"),
-            "{form}: {text}"
+            "{name}: {text}"
         );
-        assert!(!warnings.contains("TOKEN"), "{form}: {warnings}");
+        assert!(!warnings.contains("TOKEN"), "{name}: {warnings}");
+        tested += 1;
     }
+    assert!(tested > 2);
 }

@@ -3,10 +3,16 @@
 use std::{str::FromStr, time::Duration};
 
 use camino::Utf8PathBuf;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{
+    Args, Parser, Subcommand, ValueEnum,
+    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
+};
 use clap_complete::Shell;
 
-use super::help;
+use super::{
+    forms::{self, Form, Provider},
+    help,
+};
 use crate::{
     check,
     compat::{self, asked::DriverOrBranch},
@@ -378,56 +384,51 @@ pub struct UninstallArgs {
     pub detail: DetailArgs,
 }
 
-/// The type of node that the user data creates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum UserDataForm {
-    /// A GPU machine outside a cluster
-    Bare,
-    /// A node of a kubeadm cluster
-    Kubeadm,
-    /// A k3s or RKE2 node
-    K3s,
-    /// An EKS node with Amazon Linux 2023
-    Eks,
-    /// Nodes of an EKS managed node group with an Amazon Linux 2023 AMI type
-    EksNodeGroup,
-    /// An EKS node created by Karpenter: node class and node pool, for `kubectl apply`
-    EksKarpenter,
-    /// An EKS node with the Canonical image
-    EksUbuntu,
-    /// Nodes of an AKS or GKE node pool: a DaemonSet, for `kubectl apply`
-    NodePool,
-    /// A pod that requests a GPU and runs `gpu-bootstrap probe` on it, for `kubectl apply`
-    TestPod,
-    /// A self-managed machine in AKS, with AKS Flex Node
-    AksFlex,
-    /// Google Cloud images without cloud-init: a startup script
-    Google,
+/// Parses the name of a form.
+fn form() -> impl TypedValueParser<Value = &'static Form> {
+    let row = |form: &'static Form| PossibleValue::new(&*form.name).help(&*form.about);
+    PossibleValuesParser::new(forms::all().iter().map(row))
+        .try_map(|name| forms::named(&name).ok_or("not a form"))
 }
 
-/// The provider of a node pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Provider {
-    /// Azure Kubernetes Service
-    Aks,
-    /// Google Kubernetes Engine
-    Gke,
+/// Parses the name of a provider.
+fn provider() -> PossibleValuesParser {
+    let mut rows: Vec<&Provider> = Vec::new();
+    for provider in forms::all().iter().flat_map(|form| &form.providers) {
+        if !rows.iter().any(|row| row.name == provider.name) {
+            rows.push(provider);
+        }
+    }
+    let row = |row: &'static Provider| PossibleValue::new(&*row.name).help(&*row.about);
+    PossibleValuesParser::new(rows.into_iter().map(row))
+}
+
+/// Returns the names of the forms that need a provider.
+fn with_providers() -> impl Iterator<Item = &'static str> {
+    let forms = forms::all().iter();
+    forms
+        .filter(|form| !form.providers.is_empty())
+        .map(|form| &*form.name)
 }
 
 /// `user-data`.
 #[derive(Debug, Args)]
 pub struct UserDataArgs {
     /// Type of node
-    #[arg(value_enum)]
-    pub form: UserDataForm,
-    /// Provider of the node pool, required for `node-pool`
+    #[arg(value_parser = form())]
+    pub form: &'static Form,
+    /// Provider of the node pool
     #[arg(
         long,
-        value_enum,
         value_name = "PROVIDER",
-        required_if_eq("form", "node-pool")
+        value_parser = provider(),
+        required_if_eq_any = with_providers().map(|name| ("form", name)),
+        help = format!(
+            "Provider of the node pool, required for `{}`",
+            with_providers().collect::<Vec<_>>().join("`, `")
+        )
     )]
-    pub provider: Option<Provider>,
+    pub provider: Option<String>,
     /// Configuration file, whose settings are added to the user data, before those of --set; may be repeated
     #[arg(long, value_name = "FILE")]
     pub config: Vec<Utf8PathBuf>,

@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 
 use textwrap::{Options, WordSplitter, wrap};
 
+use super::forms;
+
 /// The width of the help.
 const WIDTH: usize = 78;
 
@@ -294,88 +296,29 @@ const ENVIRONMENT: [(&str, &str); 6] = [
     ("NO_COLOR", "No color, if it is not empty"),
 ];
 
-/// The values of `user-data` with the forms that have them.
-pub(super) const VALUES: [(&str, &[&str], &str); 18] = [
-    (
-        "address",
-        OF_BINARY,
-        "Download URL of the gpu-bootstrap binary, not of its archive",
-    ),
-    ("sha256", OF_BINARY, "SHA-256 of the binary"),
-    (
-        "registry",
-        &["node-pool", "test-pod"],
-        "Start of the image name, such as registry.example.com/tools",
-    ),
-    (
-        "digest",
-        &["node-pool", "test-pod"],
-        "Digest of the image, as printed by docker push",
-    ),
-    (
-        "runtime-class",
-        &["test-pod"],
-        "RuntimeClass of the pod; optional",
-    ),
-    (
-        "cluster",
-        &["eks", "eks-karpenter", "eks-ubuntu"],
-        "Name of the EKS cluster",
-    ),
-    ("endpoint", &["eks", "eks-ubuntu"], "URL of the API server"),
-    (
-        "ca",
-        &["eks", "eks-ubuntu", "aks-flex"],
-        "CA certificate of the cluster in base64",
-    ),
-    ("cidr", &["eks"], "Service CIDR, such as 10.100.0.0/16"),
-    (
-        "kubernetes",
-        &["eks-karpenter", "aks-flex"],
-        "Kubernetes version, such as 1.36 (eks-karpenter) or 1.36.4 (aks-flex); also accepted as cluster.version",
-    ),
-    (
-        "arch",
-        &["eks-karpenter"],
-        "Architecture of the instance family: x86_64 or arm64",
-    ),
-    (
-        "role",
-        &["eks-karpenter"],
-        "Name of the node role, not its ARN",
-    ),
-    (
-        "family",
-        &["eks-karpenter"],
-        "Instance family with NVIDIA GPUs, such as g6",
-    ),
-    ("pool", &["aks-flex"], "Name of the agent pool"),
-    (
-        "resource-id",
-        &["aks-flex"],
-        "Azure resource ID of the cluster",
-    ),
-    ("location", &["aks-flex"], "Azure region of the cluster"),
-    (
-        "server",
-        &["aks-flex"],
-        "Host name of the API server, without https:// and port",
-    ),
-    ("dns", &["aks-flex"], "IP address of the cluster DNS"),
-];
-
-/// The forms that download the binary.
-const OF_BINARY: &[&str] = &[
-    "bare",
-    "kubeadm",
-    "k3s",
-    "eks",
-    "eks-node-group",
-    "eks-karpenter",
-    "eks-ubuntu",
-    "aks-flex",
-    "google",
-];
+/// Returns the values of `user-data` with the forms that have them.
+fn values() -> Vec<(String, String)> {
+    let mut rows: Vec<(&str, &str, Vec<&str>)> = Vec::new();
+    for form in forms::all() {
+        for value in &form.values {
+            let own = (rows.iter_mut())
+                .find(|(name, about, _)| *name == value.name && *about == value.about);
+            match own {
+                Some((.., names)) => names.push(form.name.as_str()),
+                None => rows.push((
+                    value.name.as_str(),
+                    value.about.as_str(),
+                    vec![form.name.as_str()],
+                )),
+            }
+        }
+    }
+    let row = |(name, about, names): (&str, &str, Vec<&str>)| {
+        let text = format!("{about}. Forms: {}", names.join(", "));
+        (name.to_owned(), text)
+    };
+    rows.into_iter().map(row).collect()
+}
 
 /// Returns the sections of a command, in the order of a manual page. The name of the program itself is empty.
 #[must_use]
@@ -386,13 +329,7 @@ pub fn sections(command: &str) -> Vec<Section> {
     let mut sections = Vec::new();
     let mut add = |title, rows: Vec<(String, String)>| sections.push(Section { title, rows });
     if command == "user-data" {
-        let row = |(name, forms, about): &(&str, &[&str], &str)| {
-            (
-                name.to_string(),
-                format!("{about}. Forms: {}", forms.join(", ")),
-            )
-        };
-        add("Values", VALUES.iter().map(row).collect());
+        add("Values", values());
     }
     let exits = (EXIT.iter())
         .filter(|(code, _)| ALWAYS.contains(code) || exits.contains(code))

@@ -9,6 +9,7 @@ pub mod env;
 mod explain;
 mod facts;
 mod failure;
+pub mod forms;
 pub mod help;
 mod install;
 mod machine;

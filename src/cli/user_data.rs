@@ -2,16 +2,14 @@
 
 mod values;
 
-use std::collections::BTreeMap;
-
 use camino::{Utf8Path, Utf8PathBuf};
+use serde_json::Value;
 
-use self::values::{is_plain, named, numbers, usage, wrong};
+use self::values::{Values, check_family, is_plain, named, of_kind, of_setting, usage, wrong};
 use super::{
-    Failure,
-    args::{self, Provider, UserDataForm},
-    compat,
+    Failure, args, compat,
     env::{Console, Env},
+    forms::{self, Form, GpuPods, Provider, ValueKind},
     machine, prepare, print, trial,
 };
 use crate::{
@@ -25,7 +23,10 @@ use crate::{
     exit::Exit,
     host::{FilesError, Host, digest::sha256},
     joins::JoinMethod,
-    model::text::shell_word,
+    model::{
+        document::{Document, DocumentError, Format, Setting},
+        text::shell_word,
+    },
 };
 
 /// The placeholder of the join token.
@@ -43,142 +44,60 @@ const TOKEN_LINES: [&str; 2] = [
     "printf '%s\\n' '@TOKEN@' >/etc/gpu-bootstrap/join-token\n",
 ];
 
-/// The setting that templates without it have as the value [`KUBERNETES`].
-const VERSION: &str = "cluster.version";
-const KUBERNETES: &str = "kubernetes";
-
 /// The URL of this binary, which the release build sets.
 const RELEASE_URL: Option<&str> = option_env!("GPU_BOOTSTRAP_RELEASE_URL");
 
-/// A template, and its placeholders that are not settings, by `--value` name.
-struct Form {
-    text: &'static str,
-    /// The operating system for which the settings are checked by default. `None` if the template has no settings.
-    os: Option<&'static str>,
-    values: &'static [(&'static str, &'static str)],
-}
+/// The placeholders of the URL and the SHA-256 of this binary.
+const ADDRESS: &str = "@ADDRESS@";
+const SHA256: &str = "@SHA-256@";
 
-/// The download URL of gpu-bootstrap.
-const ADDRESS: (&str, &str) = ("address", "@ADDRESS@");
-const SHA256: (&str, &str) = ("sha256", "@SHA-256@");
+/// The form of the pod that requests a GPU.
+const TEST_POD: &str = "test-pod";
 
-/// The image of the DaemonSet and of the test pod.
-const REGISTRY: (&str, &str) = ("registry", "@REGISTRY@");
-const DIGEST: (&str, &str) = ("digest", "@DIGEST@");
-
-/// Optional, so the template has no placeholder for it.
-const RUNTIME_CLASS: (&str, &str) = ("runtime-class", "@RUNTIME-CLASS@");
-
-macro_rules! form {
-    ($file:literal, $os:literal, [$($value:expr),*]) => {
-        Form {
-            text: include_str!(concat!("../../cloud-init/", $file)),
-            os: Some($os),
-            values: &[$($value),*],
-        }
-    };
-}
-
-const fn form(form: UserDataForm) -> Form {
-    match form {
-        UserDataForm::Bare => form!("bare/user-data.yaml", "ubuntu-24.04", [ADDRESS, SHA256]),
-        UserDataForm::Kubeadm => form!("kubeadm/user-data.yaml", "ubuntu-24.04", [ADDRESS, SHA256]),
-        UserDataForm::K3s => form!("k3s/user-data.yaml", "ubuntu-24.04", [ADDRESS, SHA256]),
-        UserDataForm::Eks => form!(
-            "eks/user-data.mime",
-            "amzn-2023",
-            [
-                ("cluster", "@NAME@"),
-                ("endpoint", "@https://SERVER@"),
-                ("ca", "@BASE64@"),
-                ("cidr", "@10.100.0.0/16@"),
-                ADDRESS,
-                SHA256
-            ]
-        ),
-        UserDataForm::EksNodeGroup => {
-            form!("eks/user-data.mime", "amzn-2023", [ADDRESS, SHA256])
-        }
-        UserDataForm::EksKarpenter => form!(
-            "eks-karpenter/ec2nodeclass.yaml",
-            "amzn-2023",
-            [
-                (KUBERNETES, "@1.36@"),
-                ("arch", "@x86_64@"),
-                ("role", "@KarpenterNodeRole-NAME@"),
-                ("cluster", "@NAME@"),
-                ("family", "@g6@"),
-                ADDRESS,
-                SHA256
-            ]
-        ),
-        UserDataForm::EksUbuntu => form!(
-            "eks-ubuntu/user-data.mime",
-            "ubuntu-24.04",
-            [
-                ("cluster", "@NAME@"),
-                ("endpoint", "@https://SERVER@"),
-                ("ca", "@BASE64@"),
-                ADDRESS,
-                SHA256
-            ]
-        ),
-        UserDataForm::NodePool => form!(
-            "daemonset/daemonset.yaml",
-            "ubuntu-24.04",
-            [REGISTRY, DIGEST]
-        ),
-        UserDataForm::TestPod => Form {
-            text: include_str!("../../cloud-init/daemonset/gpu-pod.yaml"),
-            os: None,
-            values: &[REGISTRY, DIGEST, RUNTIME_CLASS],
-        },
-        UserDataForm::AksFlex => form!(
-            "aks/user-data.yaml",
-            "ubuntu-24.04",
-            [
-                ("pool", "@POOL@"),
-                ("resource-id", "@RESOURCE-ID@"),
-                ("location", "@LOCATION@"),
-                ("server", "@SERVER@"),
-                ("ca", "@BASE64@"),
-                ("dns", "@10.0.0.10@"),
-                (KUBERNETES, "@1.36.4@"),
-                ADDRESS,
-                SHA256
-            ]
-        ),
-        UserDataForm::Google => form!("google/startup-script.sh", "almalinux-9", [ADDRESS, SHA256]),
-    }
-}
-
-/// Removes the NodeConfig part from a template, because EKS adds one if the node group has an AMI type.
-fn without_node_config(text: &str) -> String {
+/// Removes the MIME part with this content type.
+fn without_part(text: &str, content_type: &str) -> String {
     const PART: &str = "--gpu-bootstrap\nContent-Type: ";
-    let is_other = |part: &&str| !part.starts_with("application/node.eks.aws");
+    let is_other = |part: &&str| !part.starts_with(content_type);
     let parts: Vec<&str> = text.split(PART).filter(is_other).collect();
     parts.join(PART)
 }
 
-/// Removes the comments about other providers of node pools.
-fn of_provider(text: &str, provider: Provider) -> String {
-    let own = match provider {
-        Provider::Aks => "#   AKS: ",
-        Provider::Gke => "#   GKE: ",
-    };
+/// Removes the comments about other providers, each of which starts with `#   NAME: `. Their other lines are indented.
+fn of_provider(text: &str, provider: &str) -> String {
     let mut is_of_other = false;
     let keep = |line: &&str| {
-        if ["AKS", "GKE", "EKS"]
-            .iter()
-            .any(|name| line.starts_with(&format!("#   {name}: ")))
-        {
-            is_of_other = !line.starts_with(own);
-        } else if !line.starts_with("#    ") {
-            is_of_other = false;
+        let name = (line.strip_prefix("#   "))
+            .and_then(|rest| rest.split_once(": "))
+            .map(|(name, _)| name)
+            .filter(|name| name.bytes().all(|byte| byte.is_ascii_uppercase()));
+        match name {
+            Some(name) => is_of_other = !name.eq_ignore_ascii_case(provider),
+            None if !line.starts_with("#    ") => is_of_other = false,
+            None => {}
         }
         !is_of_other
     };
     text.split_inclusive('\n').filter(keep).collect()
+}
+
+/// Returns the given provider of a form.
+fn provider(form: &'static Form, name: Option<&str>) -> Result<Option<&'static Provider>, Failure> {
+    let Some(name) = name else {
+        return Ok(None);
+    };
+    let own = |form: &'static Form| form.providers.iter().find(|one| one.name == name);
+    let others = || {
+        let forms = forms::all().iter().filter(|&form| own(form).is_some());
+        let names: Vec<&str> = forms.map(|form| &*form.name).collect();
+        usage(
+            &format!(
+                "read `--provider {name}`: only for `{}`",
+                names.join("`, `")
+            ),
+            "omit the option",
+        )
+    };
+    own(form).map(Some).ok_or_else(others)
 }
 
 pub(super) fn run(
@@ -187,65 +106,77 @@ pub(super) fn run(
     console: &mut Console<'_>,
     args: &args::UserDataArgs,
 ) -> Result<Exit, Failure> {
-    let form = form(args.form);
+    let form = args.form;
+    let provider = provider(form, args.provider.as_deref())?;
     let matrix = machine::matrix(host, env)?;
-    let mut text = match (args.form, args.provider) {
-        (UserDataForm::NodePool, Some(provider)) => of_provider(form.text, provider),
-        (_, Some(_)) => {
-            return Err(usage(
-                "read `--provider`: only `node-pool` has providers",
-                "omit the option",
-            ));
-        }
-        (UserDataForm::EksNodeGroup, None) => without_node_config(form.text),
-        (_, None) => form.text.to_owned(),
-    };
+    let mut text = form.template.to_owned();
+    if let Some(provider) = provider {
+        text = of_provider(&text, &provider.name);
+    }
+    if let Some(content_type) = &form.without_part {
+        text = without_part(&text, content_type);
+    }
     // Each file is read once, because it may be a pipe.
     let files = settings_files(host, args)?;
     let given = given(&files, args)?;
-    let values = checked_values(&matrix, &form, args, &given)?;
-    for (name, placeholder) in form.values {
-        if let Some(value) = values.get(name) {
-            text = filled_in(&text, placeholder, value);
-        }
+    let values = checked_values(&matrix, form, args, &given)?;
+    let arch = of_kind(form, &values, ValueKind::Architecture).map(|(_, arch)| arch);
+    for row in &form.values {
+        let Some(value) = values.get(&*row.name) else {
+            continue;
+        };
+        text = match &row.insert {
+            Some(insert) => {
+                let line = insert.line.replace(&row.placeholder, value);
+                text.replace(
+                    &format!("\n{}\n", insert.after),
+                    &format!("\n{}\n{line}\n", insert.after),
+                )
+            }
+            None => filled_in(&text, &row.placeholder, value),
+        };
     }
-    if let Some(class) = values.get(RUNTIME_CLASS.0) {
-        text = text.replace(
-            "\nspec:\n",
-            &format!("\nspec:\n  runtimeClassName: {class}\n"),
-        );
-    }
-    let mut marks = Vec::new();
+    let mut missing = Vec::new();
     let mut method = None;
-    if let Some(os) = form.os {
-        let block = Block::of(&text);
+    if let Some(os) = &form.os {
+        let block = Block::of(&text, &form.settings_file);
         let template = block.settings(&text);
-        marks = placeholders(&template);
-        let has_version = form.values.iter().any(|(name, _)| *name == KUBERNETES);
-        let except = if has_version { &[VERSION][..] } else { &[] };
+        let mut settings = Document::parse(Format::Toml, &template).map_err(invalid_template)?;
+        missing = placeholders(&settings.all(), "");
+        let except: Vec<&str> = (form.values.iter())
+            .filter_map(|row| row.setting.as_deref())
+            .collect();
         let resolution = Trial {
             os: args.os.as_deref().unwrap_or(os),
-            arch: values.get("arch").map(String::as_str),
-            template: &filled(&template, &marks),
-            except,
+            arch,
+            template: &with_examples(&template),
+            except: &except,
         }
         .check(env, &matrix, &files, &args.set)?;
         console.warn(&resolution.warnings);
         method = resolution.desired.cluster.map(|spec| spec.method);
-        let mut settings = template;
-        for (key, value) in given.assignments() {
-            if except.contains(&key.as_str()) {
+        for (key, path, value) in given.values() {
+            if except.contains(&key) {
                 continue;
             }
-            // The template is edited by line, and part of it may be in a shell script.
-            if value.contains('\n') {
+            // Part of the template may be in a shell script.
+            if value.to_string().contains('\n') {
                 return Err(usage(
                     &format!("add `{key}` to the template: its value has several lines"),
                     "write a script in the image, and use its path as the value",
                 ));
             }
-            settings = put(&settings, &key, &value);
+            let setting = Setting {
+                key: path.to_vec(),
+                value: serde_json::to_value(value).ok(),
+            };
+            settings.set(&setting).map_err(|error| {
+                let message = format!("add `{key}` to the template");
+                Failure::caused(Exit::Usage, "user-data-value", &message, error, None)
+            })?;
+            missing.retain(|(own, _)| own != key);
         }
+        let settings = settings.text();
         text.replace_range(block.range.clone(), &block.indented(&settings));
         if !settings.contains(TOKEN_PLACE) {
             for lines in TOKEN_LINES {
@@ -261,24 +192,19 @@ pub(super) fn run(
     if let Some(file) = &args.token_file {
         text = with_token(host, file, &text, method.as_ref())?;
     }
-    text = with_release(
-        text,
-        RELEASE_URL,
-        values.get("arch").map(String::as_str),
-        || {
-            let binary = host.files.read(&env.exe)?;
-            Ok(binary.map(|binary| sha256(&binary)))
-        },
-    )
+    text = with_release(text, RELEASE_URL, arch, || {
+        let binary = host.files.read(&env.exe)?;
+        Ok(binary.map(|binary| sha256(&binary)))
+    })
     .map_err(|error| {
         let message = format!("failed to compute the SHA-256 of `{}`", env.exe);
         Failure::caused(Exit::Internal, "binary-unreadable", &message, error, None)
     })?;
-    complete(&form, &marks, &text)?;
+    complete(form, &missing, &text)?;
     text = text.replace(SET_EACH, "");
     // Print without hiding secrets: the user requested the token, and placeholders in URLs look like credentials.
     print::text(console.out.openly(), &text)?;
-    console.next("When the nodes are Ready:", &next(args, &values));
+    console.next("When the nodes are Ready:", &next(form, provider, &values));
     Ok(Exit::Ok)
 }
 
@@ -320,56 +246,53 @@ fn settings_files(
     Ok(paths.into_iter().map(read).collect::<Result<_, _>>()?)
 }
 
-/// Returns the values of `--value` by name. The cluster version can also be given as a setting.
+/// The error for an invalid template.
+fn invalid_template(error: DocumentError) -> Failure {
+    let message = "failed to parse the settings of the template";
+    Failure::caused(Exit::Internal, "template-invalid", message, error, None)
+}
+
+/// Returns the values of `--value` by name. Some can also be given as a setting.
 fn checked_values(
     matrix: &Matrix,
-    form: &Form,
+    form: &'static Form,
     args: &args::UserDataArgs,
     given: &SettingSources,
-) -> Result<BTreeMap<&'static str, String>, Failure> {
+) -> Result<Values, Failure> {
     let mut errors = Vec::new();
-    let mut values = BTreeMap::new();
+    let mut values = Values::new();
     for assignment in &args.value {
-        match named(form.values, assignment) {
+        match named(form, assignment) {
             Ok((name, value)) => {
                 values.insert(name, value.to_owned());
             }
             Err(error) => errors.push(error),
         }
     }
-    let placeholder = form.values.iter().find(|(name, _)| *name == KUBERNETES);
-    let version = given
-        .assignments()
-        .into_iter()
-        .find(|(key, _)| key == VERSION);
-    if let (Some(_), Some((_, version)), Some(value)) =
-        (placeholder, &version, values.get(KUBERNETES))
-    {
-        errors.push(usage(
-            &format!(
-                "read `{VERSION}` = {version}: `--value {KUBERNETES}={value}` is the same value"
-            ),
-            "use only one of them",
-        ));
-    } else if let (Some((name, placeholder)), Some((_, version))) = (placeholder, version) {
-        // A template with two numbers needs only the minor version.
-        let parts = numbers(placeholder.trim_matches('@')).unwrap_or_default();
-        let version: Vec<&str> = version.trim_matches('"').split('.').take(parts).collect();
-        let version = version.join(".");
-        match wrong(name, placeholder, &version) {
+    for row in &form.values {
+        let (name, setting) = (&*row.name, row.setting.as_deref());
+        let Some((key, _, set)) = given.values().find(|(key, ..)| Some(*key) == setting) else {
+            continue;
+        };
+        if let Some(value) = values.get(name) {
+            errors.push(usage(
+                &format!("read `{key}` = {set}: `--value {name}={value}` is the same value"),
+                "use only one of them",
+            ));
+            continue;
+        }
+        let value = of_setting(row, set.to_string().trim_matches('"'));
+        match wrong(row, &value) {
             Some((why, hint)) => {
-                let message = format!("read `{VERSION}`: invalid value `{version}`: {why}");
-                errors.push(usage(&message, hint));
+                let message = format!("read `{key}`: invalid value `{value}`: {why}");
+                errors.push(usage(&message, &hint));
             }
             None => {
-                values.insert(*name, version);
+                values.insert(name, value);
             }
         }
     }
-    if let Some(family) = values.get("family") {
-        let arch = values.get("arch").map(String::as_str);
-        errors.extend(values::family(matrix, family, arch).err());
-    }
+    errors.extend(check_family(matrix, form, &values).err());
     Failure::unless_none(errors)?;
     Ok(values)
 }
@@ -382,7 +305,7 @@ fn with_release(
     arch: Option<&str>,
     digest: impl FnOnce() -> Result<Option<String>, FilesError>,
 ) -> Result<String, FilesError> {
-    let is_left = |(_, placeholder): (&str, &str)| filled_in(&text, placeholder, "") != text;
+    let is_left = |placeholder: &str| filled_in(&text, placeholder, "") != text;
     let own = match std::env::consts::ARCH {
         "aarch64" => "arm64",
         arch => arch,
@@ -395,27 +318,32 @@ fn with_release(
     let Some(digest) = digest()? else {
         return Ok(text);
     };
-    let text = filled_in(&text, ADDRESS.1, url);
-    Ok(filled_in(&text, SHA256.1, &digest))
+    let text = filled_in(&text, ADDRESS, url);
+    Ok(filled_in(&text, SHA256, &digest))
 }
 
-/// Rejects a template with a missing value, because the machine would fail at its first boot.
-fn complete(form: &Form, marks: &[String], text: &str) -> Result<(), Failure> {
-    let options = left(form, marks, text);
-    if options.is_empty() {
-        return Ok(());
+/// Rejects a template with a missing value, because the machine would fail at its first boot. `settings` are the settings that
+/// still have placeholders, with examples.
+fn complete(form: &Form, settings: &[(String, String)], text: &str) -> Result<(), Failure> {
+    let is_left = |placeholder: &str| filled_in(text, placeholder, "") != text;
+    let settings = settings.iter();
+    let mut options: Vec<String> = settings
+        .map(|(key, example)| format!("--set {key}={example}"))
+        .collect();
+    if is_left(TOKEN) {
+        options.push("--token-file FILE".to_owned());
+    }
+    let mut source = String::new();
+    for row in (form.values.iter()).filter(|row| is_left(&row.placeholder)) {
+        options.push(format!("--value {}={}", row.name, row.example()));
+        if let Some(command) = &row.printed_by {
+            source = format!("; `{command}` prints them");
+        }
     }
     let count = match options.len() {
+        0 => return Ok(()),
         1 => "1 value is missing".to_owned(),
         count => format!("{count} values are missing"),
-    };
-    let of_eks = ["@https://SERVER@", "@10.100.0.0/16@"]
-        .iter()
-        .any(|mark| filled_in(text, mark, "") != text);
-    let source = if of_eks {
-        "; `aws eks describe-cluster --name NAME` prints them"
-    } else {
-        ""
     };
     Err(usage(
         &format!("fill in the template: {count}"),
@@ -433,32 +361,32 @@ const DEVICE_PLUGIN: &str = "helm upgrade -i nvdp nvidia-device-plugin --repo ht
 
 /// Returns the commands after the nodes have joined: the runtime class, the device plugin, and a pod that tests it. Empty for a
 /// machine outside a cluster.
-fn next(args: &args::UserDataArgs, values: &BTreeMap<&'static str, String>) -> Vec<String> {
-    let is_default = match args.form {
-        UserDataForm::Bare | UserDataForm::TestPod => return Vec::new(),
-        // nodeadm configures nvidia as the default runtime.
-        UserDataForm::Eks | UserDataForm::EksNodeGroup | UserDataForm::EksKarpenter => true,
-        _ => false,
-    };
+fn next(form: &Form, provider: Option<&Provider>, values: &Values) -> Vec<String> {
     let mut plugin = DEVICE_PLUGIN.to_owned();
-    let mut pod = "gpu-bootstrap user-data test-pod".to_owned();
-    if !is_default {
-        plugin += " --set runtimeClassName=nvidia";
-        pod += " --value runtime-class=nvidia";
+    let mut pod = format!("gpu-bootstrap user-data {TEST_POD}");
+    let mut commands = Vec::new();
+    match form.gpu_pods {
+        None => return commands,
+        Some(GpuPods::DefaultRuntime) => {}
+        Some(GpuPods::RuntimeClass) => {
+            plugin += " --set runtimeClassName=nvidia";
+            pod += " --value runtime-class=nvidia";
+            commands.push(CREATE_RUNTIME_CLASS.to_owned());
+        }
     }
-    if args.provider == Some(Provider::Aks) {
-        // The plugin waits for the validation, because no taint does.
-        plugin += " --set-string 'nodeSelector.nvidia\\.com/gpu\\.present=true'";
+    if let Some(options) = provider.and_then(|one| one.device_plugin_options.as_ref()) {
+        plugin += &format!(" {options}");
     }
-    for (name, placeholder) in [REGISTRY, DIGEST] {
-        let value = values
-            .get(name)
-            .map_or(placeholder.trim_matches('@'), String::as_str);
-        pod += &format!(" --value {name}={}", shell_word(value));
+    let of_pod = forms::named(TEST_POD).into_iter();
+    let of_pod = of_pod.flat_map(|form| &form.values);
+    for row in of_pod.filter(|row| row.insert.is_none()) {
+        let value = values.get(&*row.name);
+        let value = value.map_or(row.example(), String::as_str);
+        pod += &format!(" --value {}={}", row.name, shell_word(value));
     }
     pod += " | kubectl apply -f -";
-    let class = (!is_default).then(|| CREATE_RUNTIME_CLASS.to_owned());
-    class.into_iter().chain([plugin, pod]).collect()
+    commands.extend([plugin, pod]);
+    commands
 }
 
 /// Replaces a placeholder outside comments.
@@ -516,12 +444,9 @@ impl Block {
         clippy::expect_used,
         reason = "a test prints every template, and users cannot change the surrounding text"
     )]
-    fn of(text: &str) -> Self {
-        let name = text
-            .find("50-user-data.toml")
-            .or_else(|| text.find("50-daemonset.toml"));
-        let name = name.expect("each template has settings");
-        let opening = ["content: |\n", "<<'END'\n", "50-daemonset.toml: |\n"];
+    fn of(text: &str, file: &str) -> Self {
+        let name = text.find(file).expect("each template has settings");
+        let opening = ["content: |\n", "<<'END'\n", &format!("{file}: |\n")];
         let ends = opening.iter().filter_map(|word| {
             let at = text[name..].find(word)?;
             Some(name + at + word.len())
@@ -558,42 +483,10 @@ impl Block {
     }
 }
 
-/// Adds a setting or replaces its value. A new setting is added to its table. If the table is missing, the setting is added
-/// with its full key at the start.
-fn put(settings: &str, key: &str, value: &str) -> String {
-    let (table, name) = key.rsplit_once('.').unwrap_or(("", key));
-    let mut current = String::new();
-    let mut lines: Vec<String> = settings.lines().map(str::to_owned).collect();
-    let mut header = None;
-    for (at, line) in lines.iter_mut().enumerate() {
-        if let Some(rest) = line.strip_prefix('[') {
-            rest.trim_end_matches(']').clone_into(&mut current);
-            if current == table {
-                header = Some(at);
-            }
-            continue;
-        }
-        let own = line.split_once('=').map(|(own, _)| own.trim());
-        let whole = own.map(|own| match current.as_str() {
-            "" => own.to_owned(),
-            table => format!("{table}.{own}"),
-        });
-        if whole.as_deref() == Some(key) {
-            *line = format!("{} = {value}", own.unwrap_or(name));
-            return lines.join("\n") + "\n";
-        }
-    }
-    match header {
-        Some(at) => lines.insert(at + 1, format!("{name} = {value}")),
-        None => lines.insert(0, format!("{key} = {value}")),
-    }
-    lines.join("\n") + "\n"
-}
-
 /// The machine and the template for which the settings are checked.
 struct Trial<'a> {
     os: &'a str,
-    /// The architecture, as `--value arch`.
+    /// The architecture, with the names of the clouds.
     arch: Option<&'a str>,
     /// The settings of the template, with examples instead of placeholders.
     template: &'a str,
@@ -640,74 +533,31 @@ impl Trial<'_> {
     }
 }
 
-/// Replaces each unfilled placeholder in the settings with the example that it contains, so that the settings can be checked.
-fn filled(settings: &str, marks: &[String]) -> String {
+/// Replaces each placeholder in the settings with the example that it contains, so that the settings can be checked.
+fn with_examples(settings: &str) -> String {
     let digest = format!("sha256:{}", "0".repeat(64));
-    let settings = settings.replace("@sha256:DIGEST@", &digest);
-    marks.iter().fold(settings, |text, mark| {
-        text.replace(mark, mark.trim_matches('@'))
-    })
+    settings.replace('@', "").replace("sha256:DIGEST", &digest)
 }
 
-/// Returns the placeholders of the settings, including the `@` signs.
-fn placeholders(settings: &str) -> Vec<String> {
-    let lines = settings.lines().filter(|line| !line.starts_with('#'));
-    let marked = lines.flat_map(|line| line.split('@').skip(1).step_by(2));
-    marked.map(|one| format!("@{one}@")).collect()
-}
-
-/// Returns the options that fill the remaining placeholders, with examples as values.
-fn left(form: &Form, marks: &[String], text: &str) -> Vec<String> {
-    let mut left = Vec::new();
-    let settings = match marks {
-        [] => String::new(),
-        _ => Block::of(text).settings(text),
-    };
-    for line in settings.lines().filter(|line| !line.starts_with('#')) {
-        let (key, value) = line.split_once('=').unwrap_or_default();
-        if marks.iter().any(|mark| line.contains(mark.as_str())) {
-            let example = value.replace(['[', ']', '"', '@'], "");
-            left.push(format!("--set cluster.{}={}", key.trim(), example.trim()));
-        }
+/// Returns the settings with placeholders: the keys, and the values as examples.
+fn placeholders(value: &Value, key: &str) -> Vec<(String, String)> {
+    if let Value::Object(table) = value {
+        let own = |(name, value): (&String, &Value)| match key {
+            "" => placeholders(value, name),
+            key => placeholders(value, &format!("{key}.{name}")),
+        };
+        return table.iter().flat_map(own).collect();
     }
-    let is_left = |placeholder: &str| filled_in(text, placeholder, "") != text;
-    if is_left(TOKEN) {
-        left.push("--token-file FILE".to_owned());
+    let text = value.to_string();
+    match text.contains('@') {
+        true => vec![(key.to_owned(), text.replace(['[', ']', '"', '@'], ""))],
+        false => Vec::new(),
     }
-    for (name, placeholder) in form.values {
-        if is_left(placeholder) {
-            let example = match *name {
-                "address" => "https://SERVER/gpu-bootstrap",
-                "sha256" => "DIGEST",
-                _ => placeholder.trim_matches('@'),
-            };
-            left.push(format!("--value {name}={example}"));
-        }
-    }
-    left
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::ValueEnum as _;
-
     use super::*;
-    use crate::cli::help::VALUES;
-
-    #[test]
-    fn help_lists_the_values_of_each_form() {
-        for one in UserDataForm::value_variants() {
-            let name = one.to_possible_value().expect("a visible form");
-            let listed = VALUES
-                .iter()
-                .filter(|(_, forms, _)| forms.contains(&name.get_name()));
-            let mut listed: Vec<&str> = listed.map(|(value, ..)| *value).collect();
-            let mut values: Vec<&str> = form(*one).values.iter().map(|(value, _)| *value).collect();
-            listed.sort_unstable();
-            values.sort_unstable();
-            assert_eq!(listed, values, "{}", name.get_name());
-        }
-    }
 
     /// Only the release build knows the URL of the binary.
     #[test]

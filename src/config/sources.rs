@@ -313,12 +313,10 @@ impl SettingSources {
         self.settings.iter().map(of).collect()
     }
 
-    /// Returns the settings as keys and TOML values, including secrets, by key.
-    pub fn assignments(&self) -> Vec<(String, String)> {
+    /// Returns the settings by key, with the parts of the key and the value, including secrets.
+    pub fn values(&self) -> impl Iterator<Item = (&str, &[String], &Value)> {
         let settings = self.settings.iter();
-        settings
-            .map(|(key, setting)| (key.clone(), setting.value.to_string()))
-            .collect()
+        settings.map(|(key, setting)| (&**key, &*setting.path, &setting.value))
     }
 
     /// Removes settings.

@@ -158,7 +158,8 @@ static TABLES: LazyLock<Result<String, String>> = LazyLock::new(|| {
     }
 });
 
-/// Returns the text of a built-in table by file name without extension. Comments are removed.
+/// Returns the text of a built-in table by file name without extension, or of a template by path. Comments in tables are
+/// removed.
 ///
 /// # Errors
 /// If the table does not exist, or the binary is corrupt.

@@ -1,93 +1,113 @@
 //! The values of a template that are not settings, and their checks.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 
 use crate::{
-    cli::Failure,
+    cli::{
+        Failure,
+        forms::{Form, FormValue, ValueKind},
+    },
     compat::matrix::{InstanceDriver, InstanceType, Matrix},
     exit::Exit,
-    model::text::nearest,
+    model::{pattern, text::nearest},
 };
+
+const COMMENTS: &str = "see the comments in the template";
+
+/// Values by name.
+pub(super) type Values = BTreeMap<&'static str, String>;
 
 pub(super) fn usage(message: &str, hint: &str) -> Failure {
     Failure::new(Exit::Usage, "user-data-value", message, Some(hint))
 }
 
-/// Parses and checks `NAME=VALUE`. `values` are the values of the template, with their placeholders.
+/// Parses and checks `NAME=VALUE`.
 pub(super) fn named<'a>(
-    values: &'static [(&'static str, &'static str)],
+    form: &'static Form,
     assignment: &'a str,
 ) -> Result<(&'static str, &'a str), Failure> {
-    let known: Vec<&str> = values.iter().map(|(name, _)| *name).collect();
+    let known: Vec<&str> = form.values.iter().map(|row| &*row.name).collect();
     let known = format!("this template has {}", known.join(", "));
     let Some((name, value)) = assignment.split_once('=') else {
         return Err(usage("read `--value`: not `NAME=VALUE`", &known));
     };
-    let Some((name, placeholder)) = values.iter().find(|(own, _)| *own == name) else {
+    let Some(row) = form.values.iter().find(|row| row.name == name) else {
         return Err(usage(
             &format!("read `--value {name}`: the template has no such value"),
             &known,
         ));
     };
-    // Registries and `docker push` print digests with a prefix.
-    let value = match *name {
-        "digest" | "sha256" => value.strip_prefix("sha256:").unwrap_or(value),
-        "registry" => value.trim_end_matches('/'),
+    let value = match row.kind {
+        // Registries and `docker push` print digests with a prefix.
+        ValueKind::Sha256 => value.strip_prefix("sha256:").unwrap_or(value),
+        ValueKind::ImageName => value.trim_end_matches('/'),
         _ => value,
     };
-    if matches!(*name, "role" | "cluster") && value.contains([':', '/']) {
-        let (why, hint) = instead_of_arn(name, value);
-        return Err(usage(
-            &format!("read `--value {name}`: invalid value `{value}`: {why}"),
-            &hint,
-        ));
-    }
-    match wrong(name, placeholder, value) {
+    match wrong(row, value) {
         Some((why, hint)) => Err(usage(
             &format!("read `--value {name}`: invalid value `{value}`: {why}"),
-            hint,
+            &hint,
         )),
-        None => Ok((*name, value)),
+        None => Ok((row.name.as_str(), value)),
     }
 }
 
+/// Returns the value of this kind, if it is given.
+pub(super) fn of_kind<'a>(
+    form: &'static Form,
+    values: &'a Values,
+    kind: ValueKind,
+) -> Option<(&'static FormValue, &'a str)> {
+    let row = form.values.iter().find(|row| row.kind == kind)?;
+    let value = values.get(&*row.name)?;
+    Some((row, value.as_str()))
+}
+
 /// Checks the instance family, and the architecture if it is given.
-pub(super) fn family(matrix: &Matrix, family: &str, arch: Option<&str>) -> Result<(), Failure> {
-    match wrong_family(matrix, family, arch) {
+pub(super) fn check_family(
+    matrix: &Matrix,
+    form: &'static Form,
+    values: &Values,
+) -> Result<(), Failure> {
+    let Some((row, family)) = of_kind(form, values, ValueKind::InstanceFamily) else {
+        return Ok(());
+    };
+    let arch = of_kind(form, values, ValueKind::Architecture);
+    match wrong_family(matrix, row, family, arch) {
         Some((name, why, hint)) => Err(usage(&format!("read `--value {name}`: {why}"), &hint)),
         None => Ok(()),
     }
 }
 
-/// Returns the invalid value, the reason, and the remedy. Karpenter starts no node for a family that has no instance types with
-/// this architecture, and reports no error.
-fn wrong_family(
+/// Returns the name of the invalid value, the reason, and the remedy.
+fn wrong_family<'a>(
     matrix: &Matrix,
+    row: &'a FormValue,
     family: &str,
-    arch: Option<&str>,
-) -> Option<(&'static str, String, String)> {
-    let family_of = |row: &InstanceType| {
-        let (family, _) = row.name.split_once('.')?;
-        (row.provider == "aws").then(|| family.to_owned())
+    arch: Option<(&'a FormValue, &str)>,
+) -> Option<(&'a str, String, String)> {
+    let name = &*row.name;
+    let family_of = |instance: &InstanceType| {
+        let (family, _) = instance.name.split_once('.')?;
+        (Some(&instance.provider) == row.cloud.as_ref()).then(|| family.to_owned())
     };
-    let wrong = |why: String, hint: String| {
-        Some(("family", format!("invalid value `{family}`: {why}"), hint))
-    };
+    let wrong =
+        |why: &str, hint: String| Some((name, format!("invalid value `{family}`: {why}"), hint));
     if let Some((family, _)) = family.split_once('.') {
         return wrong(
-            "an instance type instead of a family".to_owned(),
-            format!("use `--value family={family}`"),
+            "an instance type instead of a family",
+            format!("use `--value {name}={family}`"),
         );
     }
-    let rows = matrix.instance_types.iter();
-    let types: Vec<&InstanceType> = (rows.clone())
-        .filter(|row| family_of(row).as_deref() == Some(family))
+    let instances = matrix.instance_types.iter();
+    let types: Vec<&InstanceType> = (instances.clone())
+        .filter(|instance| family_of(instance).as_deref() == Some(family))
         .collect();
     let Some(first) = types.first() else {
-        let mut known: Vec<String> = rows
-            .filter(|row| row.driver == InstanceDriver::DataCenter)
+        let mut known: Vec<String> = instances
+            .filter(|instance| instance.driver == InstanceDriver::DataCenter)
             .filter_map(family_of)
             .collect();
         known.sort();
@@ -97,117 +117,120 @@ fn wrong_family(
             None => "the matrix contains".to_owned(),
         };
         return wrong(
-            "no instance type of this family has an NVIDIA GPU in the matrix".to_owned(),
+            "no instance type of this family has an NVIDIA GPU in the matrix",
             format!("{hint} {}", known.join(", ")),
         );
     };
-    if types.iter().all(|row| row.driver == InstanceDriver::Grid) {
+    if types
+        .iter()
+        .all(|instance| instance.driver == InstanceDriver::Grid)
+    {
         return wrong(
-            "its GPUs are vGPUs, which need the licensed GRID guest driver".to_owned(),
-            "use a family with whole GPUs, such as `g6`".to_owned(),
+            "its GPUs are vGPUs, which need the licensed GRID guest driver",
+            format!("use a family with whole GPUs, such as `{}`", row.example()),
         );
     }
     let own = match first.arch.as_str() {
         "aarch64" => "arm64",
         arch => arch,
     };
-    let other = arch.filter(|arch| *arch != own)?;
+    let (arch, other) = arch.filter(|(_, arch)| *arch != own)?;
+    let name = &*arch.name;
     Some((
-        "arch",
+        name,
         format!("invalid value `{other}`: the instance types of `{family}` are {own}"),
-        format!("use `--value arch={own}`, and a gpu-bootstrap binary for it"),
+        format!("use `--value {name}={own}`, and a gpu-bootstrap binary for it"),
     ))
 }
 
-/// Returns the error and the hint for an ARN where a name is required. Karpenter passes a role to AWS as a name
-/// (aws/karpenter-provider-aws issues 3051 and 8312).
-fn instead_of_arn(name: &str, value: &str) -> (&'static str, String) {
-    let last = value.rsplit(['/', ':']).next().unwrap_or_default();
-    if name == "role" && value.contains(":instance-profile/") {
-        let hint = format!(
-            "run `aws iam get-instance-profile --instance-profile-name {last} --query \
-             'InstanceProfile.Roles[].RoleName' --output text`"
-        );
-        return ("an instance profile instead of the name of its role", hint);
+/// Returns the reason that a value is invalid, and the source of the correct one.
+pub(super) fn wrong(row: &FormValue, value: &str) -> Option<(String, String)> {
+    let comments = |why: &str| Some((why.to_owned(), COMMENTS.to_owned()));
+    if value.is_empty() {
+        return comments("empty");
     }
-    (
-        "a name contains no `:` and `/`",
-        format!("use the name: `--value {name}={last}`"),
-    )
+    // Values are inserted into YAML, JSON and scripts that run as root.
+    if !value.chars().all(is_plain) {
+        return comments("only letters, digits and `-_.:/+=,?&%~[]` are allowed");
+    }
+    let last = value.rsplit(['/', ':']).next().unwrap_or_default();
+    for case in &row.reject {
+        if case.patterns.iter().any(|one| pattern::matches(one, value)) {
+            return Some((case.why.clone(), case.hint.replace("@LAST@", last)));
+        }
+    }
+    let why = unlike(row, value)?;
+    let hint = match (&row.hint, row.kind) {
+        (Some(hint), _) => hint.clone(),
+        (None, ValueKind::Name) => format!("use the name: `--value {}={last}`", row.name),
+        (None, _) => COMMENTS.to_owned(),
+    };
+    Some((why.to_owned(), hint))
 }
 
-/// Returns the reason that a value is invalid, and the source of the correct one.
-pub(super) fn wrong(
-    name: &str,
-    placeholder: &str,
-    value: &str,
-) -> Option<(&'static str, &'static str)> {
-    const COMMENTS: &str = "see the comments in the template";
-    Some(match name {
-        _ if value.is_empty() => ("empty", COMMENTS),
-        // Values are inserted into YAML, JSON and scripts that run as root.
-        _ if !value.chars().all(is_plain) => (
-            "only letters, digits and `-_.:/+=,?&%~[]` are allowed",
-            COMMENTS,
+/// Returns the reason that a value does not have the format of its kind.
+fn unlike(row: &FormValue, value: &str) -> Option<&'static str> {
+    let (is_valid, why) = match row.kind {
+        ValueKind::Text => return None,
+        // The matrix contains the families.
+        ValueKind::InstanceFamily => return None,
+        ValueKind::Name => (
+            !value.contains([':', '/']),
+            "a name contains no `:` and `/`",
         ),
-        "sha256" if !is_digest(value) => (
-            "not a SHA-256 digest, which has 64 digits of 0-9 and a-f",
-            "run `sha256sum gpu-bootstrap` on the binary, not on the archive",
-        ),
-        "digest" if !is_digest(value) => (
-            "not a SHA-256 digest, which has 64 digits of 0-9 and a-f",
-            "use the digest printed by `docker push`",
-        ),
-        "address" if !value.starts_with("https://") && !value.starts_with("http://") => (
+        ValueKind::Url => (
+            value.starts_with("https://") || value.starts_with("http://"),
             "the URL must start with `https://` or `http://`",
-            "upload the binary `gpu-bootstrap` to a web server that the machines can reach",
         ),
-        "address" if [".tar.gz", ".tgz"].iter().any(|end| value.ends_with(end)) => (
-            "an archive instead of the binary",
-            "unpack the archive, upload `gpu-bootstrap`, and use its URL and SHA-256",
-        ),
-        "endpoint" if !value.starts_with("https://") => (
+        ValueKind::HttpsUrl => (
+            value.starts_with("https://"),
             "the URL must start with `https://`",
-            "run `aws eks describe-cluster --name NAME --query cluster.endpoint --output text`",
         ),
-        "ca" if !is_certificate(value) => (
+        ValueKind::Sha256 => (
+            is_digest(value),
+            "not a SHA-256 digest, which has 64 digits of 0-9 and a-f",
+        ),
+        ValueKind::Certificate => (
+            is_certificate(value),
             "not a base64-encoded PEM certificate",
-            "use `certificate-authority-data` from a kubeconfig; on EKS, run `aws eks describe-cluster --name NAME --query \
-             cluster.certificateAuthority.data --output text`",
         ),
-        "cidr" if !is_network(value) => (
+        ValueKind::Network => (
+            is_network(value),
             "not a CIDR block such as `10.100.0.0/16`",
-            "run `aws eks describe-cluster --name NAME --query cluster.kubernetesNetworkConfig --output text`",
         ),
-        "dns" if !is_address(value) => ("not an IP address", COMMENTS),
-        "server" if value.contains('/') || (value.contains(':') && !is_address(value)) => {
-            ("not a host name without `https://` and port", COMMENTS)
-        }
-        "registry" if value.contains("://") => (
-            "an image name has no URL scheme",
-            "use host and path, such as `registry.example.com/tools`",
+        ValueKind::Ip => (is_address(value), "not an IP address"),
+        ValueKind::Host => (
+            !value.contains('/') && (!value.contains(':') || is_address(value)),
+            "not a host name without `https://` and port",
         ),
-        "registry" if !is_registry(value) => (
-            "not a valid start of an image name",
-            "use host and path, the path in lower case, such as `registry.example.com:5000/tools`",
-        ),
-        "runtime-class" if !is_name(value) => (
+        ValueKind::ImageName => (is_registry(value), "not a valid start of an image name"),
+        ValueKind::ObjectName => (
+            is_name(value),
             "not a name of lower-case letters, digits and `-`",
-            "run `kubectl get runtimeclass` to list the names",
         ),
-        "arch" if !matches!(value, "x86_64" | "arm64") => (
-            "not `x86_64` or `arm64`, the architectures of Amazon images",
-            "use the architecture of the instance family, and a gpu-bootstrap binary for it",
+        ValueKind::Architecture => (
+            matches!(value, "x86_64" | "arm64"),
+            "not `x86_64` or `arm64`",
         ),
-        "kubernetes" if numbers(value) != numbers(placeholder.trim_matches('@')) => {
-            let why = match numbers(placeholder.trim_matches('@')) {
+        ValueKind::Version => (
+            numbers(value) == numbers(row.example()),
+            match numbers(row.example()) {
                 Some(2) => "not a version with two numbers, such as `1.36`",
                 _ => "not a version with three numbers, such as `1.36.4`",
-            };
-            (why, "run `kubectl version` to see the cluster version")
-        }
-        _ => return None,
-    })
+            },
+        ),
+    };
+    (!is_valid).then_some(why)
+}
+
+/// Returns the value of a setting as a value of the template. A template with two numbers needs only the minor version.
+pub(super) fn of_setting(row: &FormValue, setting: &str) -> String {
+    let parts = match row.kind {
+        ValueKind::Version => numbers(row.example()).unwrap_or_default(),
+        _ => usize::MAX,
+    };
+    let parts: Vec<&str> = setting.split('.').take(parts).collect();
+    parts.join(".")
 }
 
 /// Returns whether a text is a base64-encoded PEM certificate.
@@ -250,7 +273,7 @@ fn is_network(text: &str) -> bool {
 }
 
 /// Returns the number of components of a version, or `None` if it is not a version.
-pub(super) fn numbers(text: &str) -> Option<usize> {
+fn numbers(text: &str) -> Option<usize> {
     let is_number =
         |part: &str| part.parse::<u16>().is_ok() && part.bytes().all(|byte| byte.is_ascii_digit());
     (text.split('.').all(is_number)).then(|| text.split('.').count())
@@ -267,12 +290,19 @@ fn is_digest(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::wrong_family;
-    use crate::compat::Matrix;
+    use super::*;
+    use crate::cli::forms;
 
     #[test]
     fn family_without_usable_gpus_is_rejected() {
         let matrix = Matrix::builtin().unwrap();
+        let form = forms::named("eks-karpenter").unwrap();
+        let row = |kind| form.values.iter().find(|row| row.kind == kind).unwrap();
+        let arch_row = row(ValueKind::Architecture);
+        let found = |family: &str, arch: Option<&'static str>| {
+            let arch = arch.map(|arch| (arch_row, arch));
+            wrong_family(&matrix, row(ValueKind::InstanceFamily), family, arch)
+        };
         for (family, arch, name, why) in rows! {
             "g5.xlarge", None, "family", "an instance type instead of a family";
             "m5", None, "family", "no instance type of this family has an NVIDIA GPU";
@@ -280,14 +310,35 @@ mod tests {
             "g5g", Some("x86_64"), "arch", "the instance types of `g5g` are arm64";
             "g6", Some("arm64"), "arch", "the instance types of `g6` are x86_64";
         } {
-            let (of, found, _) = wrong_family(&matrix, family, arch).expect(family);
+            let (of, found, _) = found(family, arch).expect(family);
             assert!(of == name && found.contains(why), "{family}: {found}");
         }
-        let (_, _, hint) = wrong_family(&matrix, "g4d", None).expect("no such family");
+        let (_, _, hint) = found("g4d", None).expect("no such family");
         assert!(hint.starts_with("did you mean `g4dn`?"), "{hint}");
         for (family, arch) in rows! { "g6", Some("x86_64"); "g5g", Some("arm64"); "p6-b200", None; }
         {
-            assert_eq!(wrong_family(&matrix, family, arch), None, "{family}");
+            assert_eq!(found(family, arch), None, "{family}");
+        }
+    }
+
+    /// Karpenter passes a role to AWS as a name.
+    #[test]
+    fn arn_is_rejected_with_the_name() {
+        let form = forms::named("eks-karpenter").unwrap();
+        for (assignment, why, hint) in rows! {
+            "role=arn:aws:iam::1:role/node", "a name contains no", "`--value role=node`";
+            "role=arn:aws:iam::1:instance-profile/node", "an instance profile",
+                "--instance-profile-name node ";
+            "cluster=arn:aws:eks:us-east-1:1:cluster/prod", "a name contains no",
+                "`--value cluster=prod`";
+        } {
+            let (name, value) = assignment.split_once('=').unwrap();
+            let row = form.values.iter().find(|row| row.name == name).unwrap();
+            let (found, remedy) = wrong(row, value).expect(assignment);
+            assert!(
+                found.contains(why) && remedy.contains(hint),
+                "{found}: {remedy}"
+            );
         }
     }
 }
