@@ -1,4 +1,4 @@
-//! Writes `tests/compat/released-gpus.toml`: the GPUs that each NVIDIA driver release lists.
+//! Writes `compat/tests/matrix/released-gpus.toml`: the GPUs that each NVIDIA driver release lists.
 //!
 //! The input is a clone of <https://github.com/NVIDIA/open-gpu-kernel-modules> with its tags. NVIDIA
 //! tags each driver release there. Two files of each tag are machine-readable:
@@ -9,7 +9,7 @@
 //!
 //! ```sh
 //! git clone --bare https://github.com/NVIDIA/open-gpu-kernel-modules modules.git
-//! cargo run --example released_gpus -- modules.git > tests/compat/released-gpus.toml
+//! cargo run --example released_gpus -- modules.git > compat/tests/matrix/released-gpus.toml
 //! ```
 
 use std::{

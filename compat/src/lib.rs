@@ -1,16 +1,4 @@
-//! Selects the NVIDIA driver for a GPU, Linux kernel, CUDA version and cuDNN version. The result
-//! depends only on the query and a matrix, in which each entry has a source. The crate performs no I/O.
-//!
-//! ```
-//! use gpu_compat::{Matrix, pick::{Constraints, pick}};
-//!
-//! let matrix = Matrix::builtin()?;
-//! let h100 = matrix.name_matches("H100")?.into_iter().filter_map(|one| one.gpu).take(1).collect();
-//! let constraints = Constraints { gpus: h100, kernel: Some("6.8.0-45-generic".parse()?), ..Constraints::default() };
-//! let pick = pick(&matrix, &constraints)?;
-//! println!("{} with {} modules", pick.branch, pick.flavor);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+#![doc = include_str!("../README.md")]
 
 /// A table of test inputs: `rows! { "a", 1; "b", 2; }` is `[("a", 1), ("b", 2)]`.
 #[cfg(test)]

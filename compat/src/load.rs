@@ -1,5 +1,5 @@
 //! Parses a matrix. A custom matrix is rejected if it is inconsistent: identities must be unique, and references must exist.
-//! `tests/compat/sound.rs` has more requirements for the built-in matrix.
+//! `tests/matrix/sound.rs` has more requirements for the built-in matrix.
 
 use std::collections::BTreeSet;
 use std::fmt;

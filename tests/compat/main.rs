@@ -1,27 +1,16 @@
-//! Tests of the built-in matrix with real machines, questions and properties.
+//! The constraints that follow from the facts of a machine. The tests of the matrix itself are in `compat/tests`.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-/// The rows of a test table, one line each, as in `src/lib.rs`.
-macro_rules! rows {
-    ($($($cell:expr),+);+ $(;)?) => { [$(($($cell),+)),+] };
-}
-
 mod constraints;
 mod identity;
-mod nearest;
-mod pick;
-mod properties;
-mod question;
-mod released;
-mod sound;
 
 use std::sync::LazyLock;
 
 use gpu_bootstrap::compat::matrix::Matrix;
 use gpu_bootstrap::model::gpu::GpuIdentity;
 
-/// The built-in matrix, parsed only once, because the property tests query it thousands of times.
+/// The built-in matrix, parsed only once.
 fn matrix() -> &'static Matrix {
     static MATRIX: LazyLock<Matrix> = LazyLock::new(|| Matrix::builtin().unwrap());
     &MATRIX

@@ -1,7 +1,7 @@
 //! The nearest constraints with a compatible driver, which an incompatibility report suggests.
 
-use gpu_bootstrap::compat::pick::{Constraints, NoDriver, pick};
-use gpu_bootstrap::model::gpu::Flavor;
+use gpu_compat::identity::Flavor;
+use gpu_compat::pick::{Constraints, NoDriver, pick};
 
 use crate::{gpu, matrix};
 

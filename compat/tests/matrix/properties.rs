@@ -5,16 +5,16 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use gpu_bootstrap::compat::matrix::{Confidence, Gpu, Matrix, OpenModules};
-use gpu_bootstrap::compat::pick::{Constraints, pick};
-use gpu_bootstrap::compat::rule_result::Rule;
-use gpu_bootstrap::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
+use gpu_compat::matrix::{Confidence, Gpu, Matrix, OpenModules};
+use gpu_compat::pick::{Constraints, pick};
+use gpu_compat::rule_result::Rule;
+use gpu_compat::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
 use proptest::test_runner::TestRunner;
 
 use crate::matrix;
-use gpu_bootstrap::model::gpu::{Flavor, GpuIdentity, SupportedFlavors};
+use gpu_compat::identity::{Flavor, GpuIdentity, SupportedFlavors};
 
 /// Checks each row that applies to a driver.
 fn allowed(

@@ -1,12 +1,12 @@
 //! Driver selection for real machines, or the reason why no driver is compatible.
 
-use gpu_bootstrap::compat::matrix::Fabric;
-use gpu_bootstrap::compat::pick::{Constraints, NoDriver, Pick, pick};
-use gpu_bootstrap::compat::rule_result::Rule;
-use gpu_bootstrap::model::version::DriverVersion;
+use gpu_compat::matrix::Fabric;
+use gpu_compat::pick::{Constraints, NoDriver, Pick, pick};
+use gpu_compat::rule_result::Rule;
+use gpu_compat::version::DriverVersion;
 
 use crate::{gpu, matrix};
-use gpu_bootstrap::model::gpu::{Flavor, GpuIdentity};
+use gpu_compat::identity::{Flavor, GpuIdentity};
 
 const V100: &str = "10de:1db1";
 const T4: &str = "10de:1eb8";

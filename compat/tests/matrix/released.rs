@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use gpu_bootstrap::compat::pick::{Constraints, pick};
-use gpu_bootstrap::model::gpu::Flavor;
-use gpu_bootstrap::model::version::DriverVersion;
+use gpu_compat::identity::Flavor;
+use gpu_compat::pick::{Constraints, pick};
+use gpu_compat::version::DriverVersion;
 use serde::Deserialize;
 
 use crate::{gpu, matrix};

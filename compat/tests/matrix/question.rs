@@ -1,8 +1,8 @@
 //! The results of the `compat` command.
 
-use gpu_bootstrap::compat::question::{self, Compatibility, EmptyQuestion, MachineGpus, Question};
-use gpu_bootstrap::model::gpu::SupportedFlavors;
-use gpu_bootstrap::model::version::Branch;
+use gpu_compat::identity::SupportedFlavors;
+use gpu_compat::question::{self, Compatibility, EmptyQuestion, MachineGpus, Question};
+use gpu_compat::version::Branch;
 
 use crate::{gpu, matrix};
 
@@ -287,7 +287,7 @@ fn cudnn_queries_work_like_cuda_queries() {
 /// The table row of a branch: CUDA versions and kernel modules.
 fn line_of(answer: &question::Answer, branch: u32) -> Option<String> {
     let row = answer.branches.iter().find(|row| row.branch.0 == branch)?;
-    let of = |version: Option<gpu_bootstrap::model::version::CudaVersion>| {
+    let of = |version: Option<gpu_compat::version::CudaVersion>| {
         version.map_or_else(|| "-".to_owned(), |version| version.to_string())
     };
     let (min, max, limited) = (of(row.cuda_min), of(row.cuda_max), of(row.cuda_limited_max));

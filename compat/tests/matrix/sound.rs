@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use gpu_bootstrap::compat::matrix::{Confidence, OpenModules};
-use gpu_bootstrap::model::gpu::{Architecture, SupportedFlavors};
-use gpu_bootstrap::model::pattern;
-use gpu_bootstrap::model::version::{Branch, DriverVersion};
+use gpu_compat::identity::{Architecture, SupportedFlavors};
+use gpu_compat::matrix::{Confidence, OpenModules};
+use gpu_compat::pattern;
+use gpu_compat::version::{Branch, DriverVersion};
 
 use crate::matrix;
 
@@ -25,7 +25,7 @@ fn ordered<T: PartialOrd>(low: Option<&T>, high: Option<&T>) -> bool {
 
 #[test]
 fn every_row_has_sources() {
-    let text = include_str!("../../compat/cuda-driver-matrix.toml");
+    let text = include_str!("../../cuda-driver-matrix.toml");
     let all: toml::Table = text.parse().unwrap();
     let mut used = BTreeSet::new();
     for (table, value) in &all {
