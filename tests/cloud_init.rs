@@ -700,7 +700,7 @@ fn documents_state_provider_and_agent_limits() {
         ("docs/cloud-init.md", "`daemonset`; not Autopilot"),
         ("docs/cloud-init.md", "`daemonset`; not AKS Automatic"),
         (
-            "README.md",
+            "docs/cloud-init.md",
             "create the runtime class (k3s, RKE2 and the GPU Operator create it)",
         ),
     ] {
@@ -721,7 +721,7 @@ fn documents_state_provider_and_agent_limits() {
 #[test]
 fn node_pool_commands_have_the_required_options() {
     let manifest = text("daemonset/daemonset.yaml");
-    let docs = text("../docs/cloud-init.md");
+    let docs = text("../docs/node-pools.md");
     let taint =
         "startup-taint.cluster-autoscaler.kubernetes.io/gpu-bootstrap=validating:NoSchedule";
     for needed in [
@@ -796,7 +796,7 @@ fn device_plugin_waits_only_for_the_validation_label() {
         assert_eq!(set, value.as_str(), "{key}");
     }
     assert!(text("daemonset/daemonset.yaml").contains("device-plugin-values.yaml"));
-    let command = text("../docs/cloud-init.md");
+    let command = text("../docs/node-pools.md");
     let (_, command) = command.split_once("helm upgrade").expect("the command");
     let (command, _) = command.split_once("```").expect("its end");
     assert!(

@@ -1,4 +1,5 @@
-//! Compares documents with the program: all tests listed in them exist, and the exit codes have the same meaning.
+//! Compares documents with the program: all tests listed in them exist, the exit codes have the same meaning, and the screens
+//! in the README are real. Pages for users have a realistic reading time.
 
 use std::{collections::BTreeMap, path::Path, process::Command};
 
@@ -52,8 +53,8 @@ fn every_listed_test_exists() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// The exit codes of the README with their meaning, without links.
-fn exits_of_readme(text: &str) -> BTreeMap<String, String> {
+/// The exit codes of a document with their meaning, without links.
+fn documented_exits(text: &str) -> BTreeMap<String, String> {
     let is_other = |line: &&str| !line.starts_with("| exit | meaning | exit | meaning |");
     let table = text.lines().skip_while(is_other).skip(2);
     let mut found = BTreeMap::new();
@@ -78,9 +79,8 @@ fn exits_of_readme(text: &str) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn readme_and_explain_have_the_same_exit_codes() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let text = std::fs::read_to_string(root.join("README.md")).expect("the README");
+fn troubleshooting_and_explain_have_the_same_exit_codes() {
+    let text = document("docs/troubleshooting.md");
     let ran = Command::new(env!("CARGO_BIN_EXE_gpu-bootstrap"))
         .args(["explain", "exit", "--format", "json"])
         .output()
@@ -93,5 +93,94 @@ fn readme_and_explain_have_the_same_exit_codes() {
         })
         .collect();
     assert!(explained.len() > 10, "{explained:?}");
-    assert_eq!(exits_of_readme(&text), explained);
+    assert_eq!(documented_exits(&text), explained);
+}
+
+fn document(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The code blocks of the README.
+fn readme_blocks() -> Vec<String> {
+    let text = document("README.md");
+    let blocks = text.split("\n```").skip(1).step_by(2);
+    blocks.map(str::to_owned).collect()
+}
+
+#[test]
+fn readme_fits_120_lines() {
+    let lines = document("README.md").lines().count();
+    assert!(lines <= 120, "{lines} lines");
+}
+
+/// The success screen has the lines of a complete run in memory, in the same order.
+#[test]
+fn success_screen_of_the_readme_is_real() {
+    let blocks = readme_blocks();
+    let screen = blocks.iter().find(|block| block.contains("ready: "));
+    let snapshot = document("tests/cli/node-bare.snap");
+    let (_, snapshot) = (snapshot.split_once("$ gpu-bootstrap install\n")).expect("the run");
+    let mut printed = snapshot.lines();
+    for line in screen.expect("the screen").trim().lines() {
+        assert!(printed.any(|other| other == line), "not printed: {line}");
+    }
+}
+
+/// The failure screen is the start of the output of its command.
+#[test]
+fn failure_screen_of_the_readme_is_real() {
+    let blocks = readme_blocks();
+    let screen = blocks.iter().find(|block| block.contains("fault: "));
+    let (command, screen) = (screen.expect("the screen").trim())
+        .split_once('\n')
+        .expect("a command with its output");
+    let arguments = (command.strip_prefix("$ gpu-bootstrap ")).expect("a command");
+    let ran = Command::new(env!("CARGO_BIN_EXE_gpu-bootstrap"))
+        .args(arguments.split(' '))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env("COLUMNS", "100")
+        .output()
+        .expect("the program runs");
+    let printed = String::from_utf8_lossy(&ran.stdout);
+    assert!(printed.starts_with(screen), "{printed}");
+}
+
+/// Readers manage 200 words per minute.
+#[test]
+fn reading_times_are_realistic() {
+    let index = document("docs/README.md");
+    let mut pages = Vec::new();
+    let mut wrong = Vec::new();
+    for row in index.lines().filter(|line| line.starts_with("| ")) {
+        let cells: Vec<&str> = row.trim_matches(['|', ' ']).split(" | ").collect();
+        let Some(Ok(minutes)) = cells.get(2).map(|cell| cell.parse::<usize>()) else {
+            continue;
+        };
+        let page = cells[1].rsplit(['(', ')']).nth(1).expect("a link");
+        let text = document(&format!("docs/{page}"));
+        let needed = text.split_whitespace().count().div_ceil(200);
+        let stated = format!("\n\n*{minutes} minutes");
+        if !text.contains(&stated) || !(needed..=needed + 1).contains(&minutes) {
+            wrong.push(format!(
+                "docs/{page}: {needed} minutes are needed, docs/README.md has {minutes}"
+            ));
+        }
+        pages.push(page);
+    }
+    assert!(pages.len() > 15, "{pages:?}");
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn index_of_documents_is_complete() {
+    let index = document("docs/README.md");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let missing: Vec<String> = (std::fs::read_dir(directory).expect("the documents"))
+        .map(|entry| entry.expect("an entry").file_name())
+        .filter_map(|name| name.to_str().map(str::to_owned))
+        .filter(|name| name.ends_with(".md") && name != "README.md")
+        .filter(|name| !index.contains(&format!("]({name}")))
+        .collect();
+    assert!(missing.is_empty(), "not in docs/README.md: {missing:?}");
 }

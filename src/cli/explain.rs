@@ -30,7 +30,7 @@ const SIMILAR: f64 = 0.75;
 /// The number of the Xid that contains the driver's own recommendation.
 const RECOVERY: u32 = 154;
 
-/// Exit codes with their meaning and remedy. The README has the same meanings, as `tests/documents.rs` checks.
+/// Exit codes with their meaning and remedy. docs/troubleshooting.md has the same meanings, as `tests/documents.rs` checks.
 const EXITS: [(Exit, &str, Option<&str>); 13] = [
     (Exit::Ok, "ready, installed, or nothing to do", None),
     (

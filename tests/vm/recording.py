@@ -1,97 +1,254 @@
 #!/usr/bin/env python3
-"""Draws the output of `vm demo` as an SVG that plays once: vm demo | recording.py TITLE FROM TO >PICTURE.
+"""Records `vm demo` as an SVG that plays once: recording.py TITLE COMMAND… >PICTURE.
 
-Each line is stamped with its arrival time. The recording starts with the first line that contains FROM, and ends with the
-first later line that contains TO. It contains the gpu-bootstrap commands and their output, without the scripts of the test.
-Waits are shortened to a second and a half."""
+Runs the command in a terminal, so that `install` draws its progress bars as for a user. The recording contains the steps of
+SECTIONS: the gpu-bootstrap command and its screen, without the scripts of the test. `plan` is shown in two pages. The time of
+`install` is scaled to at most LONGEST seconds."""
 
+import bisect
+import fcntl
 import html
+import os
+import pty
+import re
+import struct
 import sys
+import termios
 import time
 
 COLUMNS, ROWS = 112, 30
 WIDTH, HEIGHT = 7.8, 17  # of a character, in pixels
-LONGEST_WAIT = 1.5  # seconds
+PAGE = 4.0  # seconds for which a page of output is shown
+LONGEST = 12.0  # seconds
+FRAME = 0.25  # the shortest time between two frames, in seconds
+
+# The recorded steps of the demo, each with the caption that replaces its command, and the first line that is shown. The
+# resumed run writes a log to the journal, and only its result is shown.
+SECTIONS = [
+    ("plan shows the branch", None, None),
+    ("install --image", None, None),
+    ("the resume unit continues automatically", "# first boot of the image, GPU and driver are simulated", "ready: "),
+]
+
+CONTROL = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|\x1b[()][A-Z0-9]|\x1b.|[\r\n\b\t]|[^\x1b\r\n\b\t]+", re.DOTALL)
+CLASSES = {"1": "b", "2": "f", "31": "red", "32": "green", "33": "yellow", "36": "cyan"}
 
 
-def recorded(lines, first, last):
-    """Returns (seconds since the first line, text) for each line from `first` to `last`.
+class Terminal:
+    """The screen of a terminal: rows of (character, set of classes)."""
 
-    Reads all input, because the demo continues and must be able to print."""
-    kept, begin = [], None
-    for line in lines:
-        now = time.monotonic()
-        text = line.rstrip("\n").expandtabs()
-        if begin is None and first in text:
-            begin = now
-        if begin is not None:
-            kept.append((now - begin, text))
-            if last in text:
-                for _ in lines:
-                    pass
-                return kept
-    raise SystemExit(f"recording.py: no line has {first if begin is None else last!r}")
+    def __init__(self):
+        self.rows = [[] for _ in range(ROWS)]
+        self.row = self.column = 0
+        self.classes = frozenset()
+
+    def feed(self, text):
+        for match in CONTROL.finditer(text):
+            part = match[0]
+            if match[2]:
+                self.control(match[1], match[2])
+            elif part == "\r":
+                self.column = 0
+            elif part == "\n":
+                self.line_feed()
+            elif part == "\b":
+                self.column = max(self.column - 1, 0)
+            elif part == "\t":
+                self.column = min(self.column // 8 * 8 + 8, COLUMNS - 1)
+            elif part[0] != "\x1b":
+                for character in part:
+                    if character >= " ":
+                        self.put(character)
+
+    def put(self, character):
+        # A terminal wraps when the next character does not fit, not when the line is full.
+        if self.column == COLUMNS:
+            self.column = 0
+            self.line_feed()
+        row = self.rows[self.row]
+        row.extend([(" ", frozenset())] * (self.column + 1 - len(row)))
+        row[self.column] = (character, self.classes)
+        self.column += 1
+
+    def line_feed(self):
+        if self.row == ROWS - 1:
+            self.rows = self.rows[1:] + [[]]
+        else:
+            self.row += 1
+
+    def control(self, arguments, final):
+        values = [int(value or 0) for value in arguments.strip("?").split(";")]
+        count = max(values[0], 1)
+        if final == "A":
+            self.row = max(self.row - count, 0)
+        elif final == "B":
+            self.row = min(self.row + count, ROWS - 1)
+        elif final == "C":
+            self.column = min(self.column + count, COLUMNS - 1)
+        elif final == "D":
+            self.column = max(min(self.column, COLUMNS - 1) - count, 0)
+        elif final == "G":
+            self.column = min(count, COLUMNS) - 1
+        elif final == "K":
+            row = self.rows[self.row]
+            if values[0] == 2:
+                row.clear()
+            elif values[0] == 0:
+                del row[self.column :]
+        elif final == "J" and values[0] == 0:
+            del self.rows[self.row][self.column :]
+            for row in self.rows[self.row + 1 :]:
+                row.clear()
+        elif final == "m":
+            for value in arguments.split(";"):
+                if value in ("", "0"):
+                    self.classes = frozenset()
+                elif value in CLASSES:
+                    self.classes = self.classes | {CLASSES[value]}
+
+    def shown(self):
+        """Returns each row as a tuple of (text, classes)."""
+        screen = []
+        for row in self.rows:
+            runs = []
+            for character, classes in row:
+                if runs and runs[-1][1] == classes:
+                    runs[-1][0].append(character)
+                else:
+                    runs.append(([character], classes))
+            screen.append(tuple(("".join(text), classes) for text, classes in runs))
+        return screen
 
 
-def of_program(lines):
-    """Returns headings, commands and their output, as in a terminal."""
-    for seconds, text in lines:
-        if text.startswith("  | "):
-            yield seconds, text[4:]
-        elif text.startswith("  # gpu-bootstrap "):
-            yield seconds, "$ " + text[4:]
-        elif not text.startswith("  # "):
-            yield seconds, text
+class Recording:
+    """The output of a command with the time of each part."""
+
+    def __init__(self, command):
+        process, terminal = pty.fork()
+        if process == 0:
+            os.environ["TERM"] = "xterm-256color"
+            os.execvp(command[0], command)
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        parts, self.offsets, self.times, length = [], [], [], 0
+        while True:
+            try:
+                part = os.read(terminal, 65536)
+            except OSError:  # The command has closed the terminal.
+                break
+            if not part:
+                break
+            self.offsets.append(length)
+            self.times.append(time.monotonic())
+            parts.append(part)
+            length += len(part)
+        self.output = b"".join(parts)
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        if status != 0:
+            sys.stderr.buffer.write(self.output[-4000:])
+            raise SystemExit(f"recording.py: {command[0]} exited with {status}")
+
+    def time(self, offset):
+        return self.times[bisect.bisect_right(self.offsets, offset) - 1]
+
+    def section(self, title):
+        """Returns the start and the end of the output of a step."""
+        start = re.search(rb"^== " + re.escape(title.encode()) + rb"\r?\n", self.output, re.MULTILINE)
+        if not start:
+            raise SystemExit(f"recording.py: the demo has no step `{title}`")
+        end = re.compile(rb"\r?\n== ").search(self.output, start.end())
+        return start.end(), end.start() if end else len(self.output)
+
+    def parts(self, start, end):
+        """Returns (seconds since `start`, text) for each part of the output, as it arrived."""
+        bounds = [offset for offset in self.offsets if start < offset < end]
+        first = self.time(start)
+        for at, to in zip([start, *bounds], [*bounds, end]):
+            yield self.time(at) - first, self.output[at:to].decode(errors="replace")
 
 
-def shortened(lines):
-    """Returns the lines with waits of at most LONGEST_WAIT."""
-    at, before, kept = 0.5, 0.0, []
-    for seconds, text in lines:
-        at += min(seconds - before, LONGEST_WAIT)
-        before = seconds
-        kept.append((at, text))
-    return kept
+def frames(recording):
+    """Yields (seconds, screen). Each step starts on an empty screen."""
+    now = 0.0
+    for title, caption, first in SECTIONS:
+        start, end = recording.section(title)
+        commands = re.compile(rb"(?:  # [^\r\n]*\r?\n)*").match(recording.output, start, end)
+        command = caption or "$ " + commands[0].decode().split("\n")[0].strip().removeprefix("# ")
+        terminal = Terminal()
+        terminal.feed(f"\x1b[1m{command}\x1b[0m\r\n")
+        yield now, terminal.shown()
+        now += 0.8
+        start = commands.end()
+        body = recording.output[start:end].decode(errors="replace")
+        if first is None and not body.startswith("  | "):
+            parts = list(recording.parts(start, end))
+            speed = max(parts[-1][0] / LONGEST, 1.0)
+            before = -FRAME
+            for seconds, text in parts:
+                terminal.feed(text)
+                if seconds / speed - before >= FRAME:
+                    before = seconds / speed
+                    yield now + before, terminal.shown()
+            now += parts[-1][0] / speed + FRAME
+        else:
+            lines = [line.removeprefix("  | ") for line in body.replace("\r", "").rstrip().split("\n")]
+            begin = next((n for n, line in enumerate(lines) if line.startswith(first or "")), None)
+            if begin is None:
+                raise SystemExit(f"recording.py: no line of `{title}` starts with `{first}`")
+            lines = lines[begin:]
+            if len(lines) > ROWS - 2:
+                terminal.feed("\r\n".join(lines[: ROWS - 2]))
+                yield now, terminal.shown()
+                now += PAGE
+                terminal.feed("\r\n")
+                lines = lines[ROWS - 2 :]
+            terminal.feed("\r\n".join(lines))
+        yield now, terminal.shown()
+        now += PAGE
 
 
-def rows(lines):
-    """Returns the lines as terminal rows: long lines are wrapped."""
-    for at, text in lines:
-        for start in range(0, max(len(text), 1), COLUMNS):
-            yield at, text[start : start + COLUMNS]
+def drawn(title, shown):
+    """Returns the picture: each text of a row, with the time when it appears and the time when it disappears."""
+    shown = list(shown)
+    pieces = []
+    since = [(0.0, ())] * ROWS
+    for at, screen in shown:
+        for number, row in enumerate(screen):
+            begin, before = since[number]
+            if row != before:
+                pieces.append((number, before, begin, at))
+                since[number] = (at, row)
+    pieces.extend((number, row, begin, None) for number, (begin, row) in enumerate(since))
 
-
-def drawn(title, lines):
-    """Returns the picture."""
-    shown = list(rows(lines))
-    duration = shown[-1][0] + 0.1
     width, height = COLUMNS * WIDTH + 24, ROWS * HEIGHT + 52
-    # Scroll up one row for each row that no longer fits.
-    steps = [(0.0, 0)] + [(at, row - ROWS + 1) for row, (at, _) in enumerate(shown) if row >= ROWS]
-    scroll = "".join(f"{100 * at / duration:.2f}%{{transform:translateY({-HEIGHT * up}px)}}" for at, up in steps)
-    end = f"translateY({-HEIGHT * steps[-1][1]}px)"
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img">'
         f"<title>{html.escape(title)}</title><style>"
         "text{font:13px ui-monospace,Menlo,Consolas,monospace;fill:#d8dee9;white-space:pre}"
-        f"#s{{transform:{end};animation:s {duration:.1f}s step-end}}@keyframes s{{{scroll}}}"
-        ".r{animation:r step-end both}@keyframes r{from{visibility:hidden}to{visibility:visible}}"
-        "@media (prefers-reduced-motion){#s,.r{animation:none}}</style>"
+        ".b{font-weight:bold}.f{fill:#8a93a3}.red{fill:#e06c75}.green{fill:#98c379}.yellow{fill:#e5c07b}.cyan{fill:#56b6c2}"
+        # The two times of a text need two properties, because the second animation would replace the first.
+        "@keyframes r{from{visibility:hidden}to{visibility:visible}}@keyframes h{from{opacity:1}to{opacity:0}}"
+        ".r,.t{animation:r step-end both}.t{animation-name:r,h}"
+        "@media (prefers-reduced-motion){.r{animation:none}.t{display:none}}</style>"
         f'<rect width="100%" height="100%" rx="8" fill="#20242c"/>'
-        f'<text x="12" y="22" style="fill:#8a93a3">{html.escape(title)}</text>'
-        f'<svg y="34" width="100%" height="{ROWS * HEIGHT + 8}"><g id="s">'
+        f'<text x="12" y="22" class="f">{html.escape(title)}</text>'
     )
-    for row, (at, text) in enumerate(shown):
-        if text.strip():
-            yield (
-                f'<text class="r" x="12" y="{(row + 1) * HEIGHT - 4}" style="animation-duration:{at:.2f}s">'
-                f"{html.escape(text)}</text>"
-            )
-    yield "</g></svg></svg>"
+    for number, row, begin, end in sorted(pieces, key=lambda piece: (piece[2], piece[0])):
+        text = "".join(
+            f'<tspan class="{" ".join(sorted(classes))}">{html.escape(run)}</tspan>' if classes else html.escape(run)
+            for run, classes in row
+        )
+        if not "".join(run for run, _ in row).strip():
+            continue
+        times = f"{begin:.2f}s" if end is None else f"{begin:.2f}s,{end:.2f}s"
+        kind = "r" if end is None else "t"
+        yield (
+            f'<text class="{kind}" x="12" y="{34 + (number + 1) * HEIGHT - 4}" style="animation-duration:{times}">'
+            f"{text}</text>"
+        )
+    yield "</svg>"
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
+    if len(sys.argv) < 3:
         raise SystemExit(__doc__)
-    title, first, last = sys.argv[1:]
-    print("\n".join(drawn(title, shortened(of_program(recorded(sys.stdin, first, last))))))
+    print("\n".join(drawn(sys.argv[1], frames(Recording(sys.argv[2:])))))

@@ -17,10 +17,10 @@ TIERS ?= core
 demo: vm
 	$(VM) demo
 
-# The two boots of the demo as an animation that plays once.
+# `plan`, `install` with its progress, and the result of the demo, as an animation that plays once.
 recording: vm
 	mkdir -p target
-	$(VM) demo | tests/vm/recording.py 'gpu-bootstrap install, in two boots' '== install --image' 'ready: ' >target/install.svg
+	tests/vm/recording.py 'gpu-bootstrap: plan, install, and the finished node' $(VM) demo >target/install.svg
 	mv target/install.svg docs/install.svg
 
 # The cases of the tiers, with an unoptimized program.
