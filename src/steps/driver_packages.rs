@@ -424,7 +424,8 @@ mod tests {
     use super::{DriverPackagesState, decide, of_others, unfit};
     use crate::{
         change::Change,
-        config::desired::{Desired, Existing, FabricService},
+        config::desired::{Desired, Existing},
+        fabric::Service,
         state::{FoundDriver, Origin, Ours},
         step::Assessment,
         steps::{
@@ -575,7 +576,7 @@ mod tests {
         let mut want = desired();
         let driver = want.driver.as_mut().expect("a driver");
         (driver.packages).extend(specs(&["nvidia-fabricmanager=535.*"]));
-        driver.fabric_service = Some(FabricService {
+        driver.companions.service = Some(Service {
             exact: vec!["nvidia-fabricmanager".into()],
             unit: None,
             modules: vec![],

@@ -15,6 +15,7 @@ use crate::{
         },
         load::{SettingsRequest, load},
     },
+    fabric::Companions,
     facts::{Cloud, Facts, GpuFact, Kernel, Os, SCHEMA, Scope, SecureBoot},
     host::{FabricProgress, GpuFabric, Host, NvmlDevice, fake::FakeFiles},
     model::{
@@ -231,8 +232,10 @@ pub(crate) fn desired() -> Desired {
             vulnerable: None,
             reasons: vec![],
             warnings: vec![],
-            fabric: Fabric::None,
-            fabric_service: None,
+            companions: Companions {
+                needs: Fabric::None,
+                service: None,
+            },
             options: vec![],
             signing: None,
             prebuilt: None,
