@@ -222,8 +222,8 @@ pub struct DriverSpec {
     pub stream: Option<String>,
     /// Packages to install.
     pub packages: Vec<PackageSpec>,
-    /// The DKMS module name, if the module is compiled on the machine.
-    pub dkms: Option<String>,
+    /// The name under which the module is compiled on the machine. `None` if it is precompiled.
+    pub compiled_as: Option<String>,
     /// File name of the kernel module, without `.ko`. The loaded module is always named `nvidia`; Debian renames the
     /// file and adds an alias.
     pub module: String,
@@ -328,7 +328,7 @@ impl DriverSpec {
     /// Whether the module is compiled on the machine.
     #[must_use]
     pub const fn is_compiled(&self) -> bool {
-        self.dkms.is_some()
+        self.compiled_as.is_some()
     }
 
     /// The names of its packages that require a driver of exactly their version.
@@ -346,7 +346,7 @@ impl DriverSpec {
 
     /// Sets the module method.
     pub fn take_module(&mut self, method: &ModuleMethod) {
-        self.dkms.clone_from(&method.dkms);
+        self.compiled_as.clone_from(&method.compiled_as);
         self.module.clone_from(&method.module);
     }
 }

@@ -127,7 +127,7 @@ impl<'a> DriverInputs<'a> {
                 alternative: self.alternative(&fitting),
                 stream: (row.stream.as_ref()).map(|stream| stream.replace("{branch}", &branch)),
                 packages,
-                dkms: row.dkms.clone(),
+                compiled_as: row.compiled_as.clone(),
                 module: row.module.clone(),
                 load_modules: self.profile.modules.load.clone(),
                 existing: self.config.existing.unwrap_or_default(),
@@ -179,7 +179,7 @@ impl<'a> DriverInputs<'a> {
                 false => Vec::new(),
             },
             follow: follow.collect(),
-            dkms: row.dkms.clone(),
+            compiled_as: row.compiled_as.clone(),
             module: row.module.clone(),
             branch: row.is_rolling().then_some(pick.branch),
             companions: match row.is_rolling() {

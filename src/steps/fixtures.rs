@@ -223,7 +223,7 @@ pub(crate) fn desired() -> Desired {
             alternative: None,
             stream: None,
             packages: specs(&["nvidia-kernel-dkms=535.*", "nvidia-smi=535.*"]),
-            dkms: Some("nvidia-current".into()),
+            compiled_as: Some("nvidia-current".into()),
             module: "nvidia-current".into(),
             load_modules: vec!["nvidia".into(), "nvidia-uvm".into()],
             existing: Existing::Refuse,

@@ -736,7 +736,7 @@ fn arm_kernels_get_signed_modules() {
                 .collect();
             let wanted = format!("linux-modules-nvidia-580-server{infix}-{kernel}");
             assert!(names.contains(&wanted.as_str()), "{names:?}");
-            assert_eq!(driver.dkms, None, "{kernel}");
+            assert_eq!(driver.compiled_as, None, "{kernel}");
         }
     }
 }
