@@ -20,13 +20,14 @@ pub mod host;
 pub mod tools;
 
 pub mod dkms;
-pub mod fabric;
 pub mod mig;
 pub mod runtimes;
 
 pub mod facts;
 
 pub mod state;
+
+pub mod fabric;
 
 pub use gpu_compat as compat;
 

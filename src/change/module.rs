@@ -17,8 +17,7 @@ const POLL: Duration = Duration::from_secs(2);
 
 impl Applier {
     fn is_loaded(&self, module: &str) -> Result<bool, ChangeError> {
-        let path = Utf8PathBuf::from(format!("/sys/module/{}", kmod::canonical(module)));
-        Ok(self.host.files.exists(&path)?)
+        Ok(self.host.files.exists(&kmod::in_kernel(module))?)
     }
 
     pub(super) fn capture_load(&self, module: &str) -> Result<Undo, ChangeError> {

@@ -1,22 +1,16 @@
 //! Fabric checks. GPUs behind NVSwitches require a running fabric manager with exactly the driver version. Otherwise CUDA
 //! fails with error 802 (system not yet initialized).
 
-use camino::Utf8Path;
-
 use super::messages;
 use crate::{
     check::{Family, Finding, Subject, Verdict},
-    compat::matrix::{Fabric, Matrix},
-    fabric,
-    facts::{
-        Facts,
-        switches::{Evidence, switches},
-    },
-    host::{FabricHealth, FabricProgress, FilesError, GpuFabric, Nvml, Output, ReadFiles},
+    fabric::{self, Gpus, Installation, Switches},
+    facts::switches::Evidence,
+    host::Nvml,
     model::{id::Id, version::DriverVersion},
     state::owner,
     step::StepError,
-    tools::{kmod, packages::Manager, systemctl::UnitState},
+    tools::{packages::Manager, systemctl::UnitState},
 };
 
 const UNIT: Id = Id::new("nvl.fm.unit");
@@ -30,36 +24,13 @@ pub(super) const FAMILY: Family = Family {
     examine: |subject| Box::pin(examine(subject)),
 };
 
-/// The NVLink switches of a machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Switches {
-    None,
-    /// The number of NVSwitches on the PCI bus. It is 0 if they are only known from other evidence.
-    Pci(usize, Evidence),
-    /// Switches behind a network device, which also need the NVLink subnet manager.
-    Managed(Evidence),
-}
-
-/// The installation of the fabric manager according to files.
-#[derive(Debug, Clone, Copy, Default)]
-struct InFiles {
-    /// The tree contains programs, so a missing file means that the program is not installed.
-    told: bool,
-    /// Its program or unit exists.
-    there: bool,
-    /// Its unit is enabled.
-    enabled: bool,
-    /// The tree contains links of enabled units.
-    listed: bool,
-}
-
 #[derive(Debug, Clone)]
 struct FabricState {
     switches: Switches,
     /// Names and versions of the installed packages of the fabric manager.
     packages: Result<Vec<(String, String)>, String>,
     subnet_manager: bool,
-    files: InFiles,
+    files: Installation,
     /// The owner of the driver, if it also installs the fabric manager, outside of the packages and units of this system.
     owner: Option<&'static str>,
     /// Kernel modules that switches behind network devices need, but that are not loaded.
@@ -72,9 +43,8 @@ struct FabricState {
     unit: Result<Option<UnitState>, String>,
     /// The version of the loaded driver.
     driver: Option<DriverVersion>,
-    /// The NVML fabric state of each GPU that has one, by index; `None` for a GPU that failed. `Err` contains the reason
-    /// why it is unknown.
-    gpus: Result<Vec<(u32, Option<GpuFabric>)>, String>,
+    /// The fabric states of the GPUs. `Err` contains the reason why they are unknown.
+    gpus: Result<Gpus, String>,
     /// The package manager of the machine.
     manager: Option<Manager>,
     /// The versions of the fabric manager package in the package lists. `None` if they are unknown, or if the installed package
@@ -82,55 +52,11 @@ struct FabricState {
     offered: Option<Vec<DriverVersion>>,
 }
 
-fn switches_of(matrix: &Matrix, facts: &Facts) -> Switches {
-    match switches(matrix, facts) {
-        None => Switches::None,
-        Some((Fabric::FmNvlsm, evidence)) => Switches::Managed(evidence),
-        Some((_, evidence)) => Switches::Pci(facts.nvswitches.len(), evidence),
-    }
-}
-
-/// The fabric manager binary, as installed by packages and tarballs.
-const PROGRAM: &str = "/usr/bin/nv-fabricmanager";
-/// Directories that may contain the fabric manager unit.
-const UNITS: [&str; 3] = [
-    "/etc/systemd/system",
-    "/usr/lib/systemd/system",
-    "/lib/systemd/system",
-];
-/// Links here enable a unit.
-const ENABLED: [&str; 2] = [
-    "/etc/systemd/system/multi-user.target.wants",
-    "/etc/systemd/system/graphical.target.wants",
-];
-
-/// Returns the installation of the fabric manager according to files.
-fn in_files(files: &dyn ReadFiles) -> Result<InFiles, FilesError> {
-    let unit = |directory: &&str| -> Result<bool, FilesError> {
-        let path = Utf8Path::new(directory).join(fabric::UNIT);
-        Ok(files.stat(&path)?.is_some())
-    };
-    let any = |directories: &[&str]| -> Result<bool, FilesError> {
-        for directory in directories {
-            if unit(directory)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    };
-    Ok(InFiles {
-        told: files.exists(Utf8Path::new("/usr"))?,
-        there: files.exists(Utf8Path::new(PROGRAM))? || any(&UNITS)?,
-        enabled: any(&ENABLED)?,
-        listed: !files.list(Utf8Path::new(ENABLED[0]))?.is_empty(),
-    })
-}
-
 async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
     let state = subject.state;
     let mut found = FabricState {
-        switches: switches_of(subject.matrix, subject.facts),
-        packages: state.packages_like(&fabric::PACKAGES).await,
+        switches: Switches::of(subject.matrix, subject.facts),
+        packages: fabric::installed(state).await,
         subnet_manager: false,
         owner: owner(subject.host.files(), subject.facts)?
             .filter(|owner| owner.fabric_manager)
@@ -138,28 +64,24 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
         not_loaded: Vec::new(),
         lacks_module: None,
         unit: Ok(None),
-        files: in_files(subject.host.files())?,
-        rack: (subject.facts.gpus.iter())
-            .any(|gpu| subject.matrix.board(&gpu.identity()).fabric() == Fabric::Imex),
+        files: Installation::read(subject.host.files())?,
+        rack: fabric::is_in_rack(subject.matrix, subject.facts),
         driver: state.loaded_driver()?.cloned(),
-        gpus: Ok(Vec::new()),
+        gpus: Ok(Gpus::default()),
         manager: messages::manager(subject.host.files(), subject.facts.os.as_ref())?,
         offered: None,
     };
     found.gpus = match &found.driver {
         None => Err("no driver is loaded".to_owned()),
-        Some(_) if subject.facts.gpus.is_empty() => Ok(Vec::new()),
+        Some(_) if subject.facts.gpus.is_empty() => Ok(Gpus::default()),
         Some(_) => match state.nvml().await {
-            Nvml::Ready(view) => Ok((view.devices.iter())
-                .filter(|gpu| gpu.fabric.is_some() || gpu.error.is_some())
-                .map(|gpu| (gpu.index, gpu.fabric.clone()))
-                .collect()),
+            Nvml::Ready(view) => Ok(Gpus::of(&view.devices)),
             Nvml::NotQueried { why } => Err(why.clone()),
             _ => Err("NVML does not respond".to_owned()),
         },
     };
-    // The switches of a rack are managed elsewhere.
-    if found.switches == Switches::None && !found.rack && found.gpus.as_deref().is_ok_and(wait) {
+    if found.switches == Switches::None && !found.rack && found.gpus.as_ref().is_ok_and(Gpus::wait)
+    {
         found.switches = Switches::Pci(0, Evidence::Nvml);
     }
     // The fabric manager is neither installed nor needed, so no other data is read.
@@ -168,10 +90,10 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
         return Ok(found);
     }
     if matches!(found.switches, Switches::Managed(_)) {
-        (found.not_loaded, found.lacks_module) = not_loaded(subject)?;
+        found.not_loaded = fabric::not_loaded(subject.host.files(), state.loaded_modules()?)?;
+        found.lacks_module = kernel_without(subject, &found.not_loaded)?;
     }
-    found.subnet_manager = (state.packages_like(&[fabric::SUBNET_MANAGER]).await)
-        .is_ok_and(|packages| !packages.is_empty());
+    found.subnet_manager = fabric::has_subnet_manager(state).await;
     found.offered = offered(subject, &found).await?;
     found.unit = match state.unit(fabric::UNIT).await {
         Ok(unit) => Ok(unit),
@@ -196,101 +118,24 @@ async fn offered(
     let is_right = installed.is_some_and(|(_, version)| {
         DriverVersion::from_package(version).is_ok_and(|version| version == *driver)
     });
-    if is_right || !manager.backend().has_lists(subject.host.files())? {
+    if is_right {
         return Ok(None);
     }
     let name = match installed {
         Some((name, _)) => name.clone(),
         None => fabric::package(driver.branch(), Some(manager)),
     };
-    let answer = subject
-        .host
-        .query(&manager.backend().offers(&[&name]))
-        .await;
-    let Some(output) = answer.ok().filter(Output::ok) else {
+    Ok(fabric::offered(subject.host, manager, &name).await?)
+}
+
+/// Returns the running kernel, if one of the modules does not exist for it.
+fn kernel_without(subject: &Subject<'_>, modules: &[&str]) -> Result<Option<String>, StepError> {
+    let (Some(running), false) = (&subject.facts.kernel.running, modules.is_empty()) else {
         return Ok(None);
     };
-    let offers = manager.backend().parse_offers(&output.stdout);
-    let mut versions: Vec<DriverVersion> = (offers.iter())
-        .filter(|offer| offer.name == name)
-        .flat_map(|offer| {
-            offer
-                .versions
-                .iter()
-                .map(move |(version, _)| (offer, version))
-        })
-        .filter(|(offer, version)| offer.has(version))
-        .filter_map(|(_, version)| DriverVersion::from_package(version).ok())
-        .collect();
-    versions.sort_unstable();
-    versions.dedup();
-    Ok(Some(versions))
-}
-
-/// Returns the modules that the subnet manager needs but that are not loaded, and the running kernel if one of them does not
-/// exist for it.
-fn not_loaded(subject: &Subject<'_>) -> Result<(Vec<&'static str>, Option<String>), StepError> {
-    let files = subject.host.files();
-    let loaded = subject.state.loaded_modules()?;
-    // The module list of a recorded tree may be incomplete. It is regarded as complete if it contains the driver of the
-    // switches' network devices.
-    if !loaded.iter().any(|name| name == "mlx5_core") {
-        return Ok((Vec::new(), None));
-    }
-    let mut missing = Vec::new();
-    for module in fabric::SUBNET_MODULES {
-        // A module that is built into the kernel counts as loaded.
-        let built_in = format!("/sys/module/{module}");
-        if !loaded.iter().any(|name| name == module) && !files.exists(Utf8Path::new(&built_in))? {
-            missing.push(module);
-        }
-    }
-    let mut lacks = None;
-    if let Some(running) = &subject.facts.kernel.running {
-        let running = running.to_string();
-        // Without a list, the modules on disk are unknown.
-        let list = files.read_text(&kmod::list_of(&running))?;
-        let lacks_one = |list: String| {
-            let has = |module: &&str| list.contains(&format!("/{module}.ko"));
-            !missing.iter().all(has)
-        };
-        if list.is_some_and(lacks_one) {
-            lacks = Some(running);
-        }
-    }
-    Ok((missing, lacks))
-}
-
-/// Whether a GPU has not joined its fabric. GPUs that have joined do not need a fabric manager on this machine: in a guest, the
-/// host's fabric manager registers them.
-fn wait(gpus: &[(u32, Option<GpuFabric>)]) -> bool {
-    (gpus.iter().filter_map(|(_, gpu)| gpu.as_ref())).any(|gpu| !gpu.has_joined())
-}
-
-/// The reason on a machine without NVSwitches.
-const NOT_NEEDED: &str = "no NVSwitch, so no fabric manager is required";
-
-fn needed(switches: &Switches) -> String {
-    let by = |evidence: &Evidence| match evidence {
-        Evidence::Bus(_) | Evidence::ProductData => String::new(),
-        Evidence::InstanceType(name) => format!(" of {name}"),
-        Evidence::Board(label) => format!(" of a {label} baseboard"),
-        Evidence::Nvml => " (NVML is waiting for the fabric)".to_owned(),
-    };
-    match switches {
-        Switches::None => NOT_NEEDED.to_owned(),
-        Switches::Pci(0, evidence) => {
-            format!("the NVSwitches{} need the fabric manager", by(evidence))
-        }
-        Switches::Pci(1, _) => "1 NVSwitch needs the fabric manager".to_owned(),
-        Switches::Pci(count, _) => format!("{count} NVSwitches need the fabric manager"),
-        Switches::Managed(evidence) => {
-            format!(
-                "the NVLink switches{} need the fabric manager",
-                by(evidence)
-            )
-        }
-    }
+    let running = running.to_string();
+    let lacks_one = fabric::kernel_without(subject.host.files(), &running, modules)?;
+    Ok(lacks_one.then_some(running))
 }
 
 /// Returns the finding for a fabric manager that is not needed. Without switches it fails at each boot.
@@ -302,7 +147,7 @@ fn unneeded(state: &FabricState) -> Finding {
         Err(_) => (state.files.enabled, "enabled".to_owned()),
     };
     if !fails || state.rack {
-        return Finding::new(UNIT, Verdict::Skip, NOT_NEEDED);
+        return Finding::new(UNIT, Verdict::Skip, Switches::NOT_NEEDED);
     }
     Finding {
         observed: Some(how.clone()),
@@ -325,7 +170,7 @@ fn unit(state: &FabricState) -> Finding {
     if state.switches == Switches::None {
         return unneeded(state);
     }
-    let needed = needed(&state.switches);
+    let needed = state.switches.need();
     let finding = |status, why: String| Finding::new(UNIT, status, why);
     let fail = |observed: String, remedy: String| Finding {
         observed: Some(observed.clone()),
@@ -343,7 +188,7 @@ fn unit(state: &FabricState) -> Finding {
     let installed = state.files.there
         || (state.packages.as_ref()).map_or(!state.files.told, |packages| !packages.is_empty());
     if let (Some(owner), Ok(None) | Err(_), false) = (state.owner, &state.unit, installed) {
-        let all_in = |gpus: &Vec<(u32, Option<GpuFabric>)>| !gpus.is_empty() && !wait(gpus);
+        let all_in = |gpus: &Gpus| !gpus.is_empty() && !gpus.wait();
         return match state.gpus.as_ref().is_ok_and(all_in) {
             true => finding(
                 Verdict::Pass,
@@ -472,7 +317,7 @@ fn other_version(state: &FabricState, name: &str, driver: &DriverVersion) -> Str
 fn version(state: &FabricState) -> Finding {
     let finding = |status, why: String| Finding::new(VERSION, status, why);
     if state.switches == Switches::None {
-        return finding(Verdict::Skip, needed(&state.switches));
+        return finding(Verdict::Skip, state.switches.need());
     }
     let is_packaged = (state.packages.as_ref()).is_ok_and(|packages| !packages.is_empty());
     if let (Some(owner), false) = (state.owner, is_packaged) {
@@ -609,12 +454,10 @@ fn subnet(state: &FabricState) -> Finding {
 
 fn joined(state: &FabricState) -> Finding {
     let finding = |status, why: String| Finding::new(STATE, status, why);
-    let is_sick =
-        |(_, gpu): &(u32, Option<GpuFabric>)| gpu.as_ref().is_some_and(|gpu| sick(gpu).is_some());
-    let any_sick = (state.gpus.as_ref()).is_ok_and(|gpus| gpus.iter().any(is_sick));
+    let any_sick = (state.gpus.as_ref()).is_ok_and(|gpus| !gpus.unhealthy().is_empty());
     // In a guest or a rack no switch is visible, but the driver reports the fabric health.
     if state.switches == Switches::None && !any_sick {
-        return finding(Verdict::Skip, needed(&state.switches));
+        return finding(Verdict::Skip, state.switches.need());
     }
     let gpus = match &state.gpus {
         Ok(gpus) => gpus,
@@ -627,18 +470,9 @@ fn joined(state: &FabricState) -> Finding {
             "NVML does not report a fabric state for these GPUs".to_owned(),
         );
     }
-    let outside: Vec<String> = (gpus.iter())
-        .filter_map(|(index, gpu)| match gpu {
-            None => Some(format!("GPU {index}: does not respond")),
-            Some(gpu) if gpu.has_joined() => None,
-            Some(gpu) => Some(format!("GPU {index}: {}", told(gpu))),
-        })
-        .collect();
+    let outside = gpus.outside();
     if outside.is_empty() {
-        let sick: Vec<String> = (gpus.iter())
-            .filter_map(|(index, gpu)| Some((index, sick(gpu.as_ref()?)?)))
-            .map(|(index, how)| format!("GPU {index}: {how}"))
-            .collect();
+        let sick = gpus.unhealthy();
         if sick.is_empty() {
             return finding(
                 Verdict::Pass,
@@ -695,24 +529,6 @@ fn log_of(state: &FabricState) -> String {
     }
 }
 
-/// Returns the NVML name of the fabric health of a GPU; `None` if it is healthy or unknown.
-fn sick(gpu: &GpuFabric) -> Option<&'static str> {
-    match gpu.health? {
-        FabricHealth::Healthy => None,
-        FabricHealth::Unhealthy => Some("unhealthy"),
-        FabricHealth::LimitedCapacity => Some("limited capacity"),
-    }
-}
-
-/// Returns the NVML name of the registration state of a GPU.
-fn told(gpu: &GpuFabric) -> String {
-    match gpu.state {
-        FabricProgress::NotStarted => "not started".to_owned(),
-        FabricProgress::InProgress => "in progress".to_owned(),
-        FabricProgress::Completed => format!("completed with NVML code {}", gpu.status),
-    }
-}
-
 async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
     let state = detect(subject).await?;
     let mut unit = unit(&state);
@@ -725,21 +541,32 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::{
-        Evidence, FabricState, InFiles, Manager, Switches, joined, subnet, unit, version, wait,
+        Evidence, FabricState, Gpus, Installation, Manager, Switches, joined, subnet, unit, version,
     };
     use crate::{
         check::Verdict,
-        host::FabricProgress,
+        host::{FabricProgress, GpuFabric},
         steps::fixtures::{self, in_fabric},
     };
+
+    /// Eight GPUs that have joined the fabric, except the specified ones.
+    fn gpus<const N: usize>(other: [(u32, Option<GpuFabric>); N]) -> Gpus {
+        let other = BTreeMap::from(other);
+        let joined = || Some(in_fabric(FabricProgress::Completed, 0));
+        (0..8)
+            .map(|index| (index, other.get(&index).cloned().unwrap_or_else(joined)))
+            .collect()
+    }
 
     fn state() -> FabricState {
         FabricState {
             switches: Switches::Pci(4, Evidence::Bus(4)),
-            files: InFiles {
+            files: Installation {
                 told: true,
-                ..InFiles::default()
+                ..Installation::default()
             },
             owner: None,
             not_loaded: Vec::new(),
@@ -752,9 +579,7 @@ mod tests {
             subnet_manager: false,
             unit: Ok(Some(fixtures::unit("enabled", "active"))),
             driver: "580.178.04".parse().ok(),
-            gpus: Ok((0..8)
-                .map(|index| (index, Some(in_fabric(FabricProgress::Completed, 0))))
-                .collect()),
+            gpus: Ok(gpus([])),
             manager: None,
             offered: None,
         }
@@ -846,20 +671,20 @@ mod tests {
             files,
             ..state()
         };
-        let told = InFiles {
+        let told = Installation {
             told: true,
-            ..InFiles::default()
+            ..Installation::default()
         };
         let finding = unit(&unknown(told));
         assert_eq!(finding.status, Verdict::Fail, "{}", finding.why);
         assert_eq!(version(&unknown(told)).status, Verdict::Skip);
-        let there = InFiles {
+        let there = Installation {
             there: true,
             ..told
         };
         assert_eq!(unit(&unknown(there)).status, Verdict::Skip);
         // Whether the unit is enabled is known only if the tree contains links of enabled units.
-        let of = |enabled| InFiles {
+        let of = |enabled| Installation {
             enabled,
             listed: true,
             ..there
@@ -870,7 +695,10 @@ mod tests {
         assert!(disabled.remedy.unwrap().contains("systemctl enable --now"));
         assert_eq!(unit(&unknown(of(true))).status, Verdict::Skip);
         // Without programs in the tree, the state is unknown.
-        assert_eq!(unit(&unknown(InFiles::default())).status, Verdict::Skip);
+        assert_eq!(
+            unit(&unknown(Installation::default())).status,
+            Verdict::Skip
+        );
     }
 
     #[test]
@@ -882,7 +710,7 @@ mod tests {
                     Ok(unit) => Ok(unit.map(|(file, active)| fixtures::unit(file, active))),
                     Err(why) => Err(why.to_owned()),
                 },
-                files: InFiles {
+                files: Installation {
                     told: true,
                     there: true,
                     enabled,
@@ -955,21 +783,6 @@ mod tests {
     }
 
     #[test]
-    fn joined_gpus_need_no_fabric_manager() {
-        let joined = (0, Some(in_fabric(FabricProgress::Completed, 0)));
-        assert!(!wait(&[joined.clone(), (1, None)]));
-        assert!(wait(&[
-            joined.clone(),
-            (1, Some(in_fabric(FabricProgress::InProgress, 0)))
-        ]));
-        assert!(wait(&[(
-            1,
-            Some(in_fabric(FabricProgress::Completed, 999))
-        )]));
-        assert!(!wait(&[]));
-    }
-
-    #[test]
     fn gpu_outside_the_fabric_fails() {
         assert_eq!(joined(&state()).status, Verdict::Pass);
         for (odd, words) in rows! {
@@ -979,9 +792,7 @@ mod tests {
             Some(in_fabric(FabricProgress::Completed, 999)), "GPU 3: completed with NVML code 999";
         } {
             let mut one = state();
-            if let Ok(gpus) = &mut one.gpus {
-                gpus[3].1 = odd;
-            }
+            one.gpus = Ok(gpus([(3, odd)]));
             let finding = joined(&one);
             assert_eq!(finding.status, Verdict::Fail);
             assert_eq!(finding.observed.as_deref(), Some(words));
@@ -996,7 +807,7 @@ mod tests {
         }
         // Before Hopper, NVML does not report a fabric state.
         let older = FabricState {
-            gpus: Ok(Vec::new()),
+            gpus: Ok(Gpus::default()),
             ..state()
         };
         assert_eq!(joined(&older).status, Verdict::Skip);
@@ -1063,9 +874,9 @@ mod tests {
         };
         assert_eq!(subnet(&managed).status, Verdict::Skip);
         // Before Hopper, NVML does not report the fabric.
-        owned.gpus = Ok(Vec::new());
+        owned.gpus = Ok(Gpus::default());
         assert_eq!(unit(&owned).status, Verdict::Skip);
-        owned.gpus = Ok(vec![(0, Some(in_fabric(FabricProgress::InProgress, 0)))]);
+        owned.gpus = Ok(gpus([(0, Some(in_fabric(FabricProgress::InProgress, 0)))]));
         let finding = joined(&owned);
         assert_eq!(finding.status, Verdict::Fail);
         assert!(finding.remedy.unwrap_or_default().contains("GPU Operator"));

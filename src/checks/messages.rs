@@ -32,6 +32,9 @@ pub(super) fn skip_without_gpu(finding: Finding, facts: &Facts) -> Finding {
     }
 }
 
+/// The maximum number of packages in a command. A driver has about twenty.
+pub(super) const MOST_NAMES: usize = 40;
+
 /// The package manager of a machine, also of a machine that `install` does not support.
 pub(super) fn manager(
     files: &dyn ReadFiles,

@@ -20,6 +20,7 @@ mod kubelet;
 mod libraries;
 mod log;
 mod messages;
+mod module_build;
 mod nodes;
 mod operator;
 mod owner;

@@ -3,17 +3,18 @@
 
 use std::collections::BTreeMap;
 
-use super::messages;
+use super::{
+    messages::{self, MOST_NAMES},
+    module_build,
+};
 use crate::{
     check::{Family, Finding, REBOOT, Subject, Verdict},
     compat::{matrix::Matrix, security},
     config::desired::Purpose,
-    dkms,
     facts::Os,
     host::ReadFiles,
     model::{
         id::Id,
-        pattern,
         text::{counted, shell_word},
         version::DriverVersion,
     },
@@ -26,9 +27,6 @@ use crate::{
 const CONSISTENCY: Id = Id::new("os.pkg.consistency");
 const SECURITY: Id = Id::new("rt.pkg.security");
 const SOURCES: Id = Id::new("os.pkg.sources");
-
-/// The maximum number of packages in a command. A driver has about twenty.
-pub(super) const MOST_NAMES: usize = 40;
 
 /// The package checks.
 pub(super) const FAMILY: Family = Family {
@@ -597,29 +595,6 @@ async fn kept_away(subject: &Subject<'_>) -> Result<Option<Finding>, StepError> 
     }))
 }
 
-/// Whether a package with a driver module is unpacked but not configured, so that the module may be missing.
-pub(super) async fn has_unconfigured_module(subject: &Subject<'_>) -> Result<bool, StepError> {
-    const MODULES: [&str; 4] = [
-        "*nvidia*dkms*",
-        "kmod-nvidia*",
-        "linux-modules-nvidia*",
-        "linux-objects-nvidia*",
-    ];
-    for manager in Manager::ALL {
-        let database = subject.state.database(manager).await?;
-        let is_one = |package: &Package| {
-            package.needs_repair()
-                && MODULES
-                    .iter()
-                    .any(|one| pattern::matches(one, &package.name))
-        };
-        if database.unwrap_or_default().iter().any(is_one) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
 /// Replaces the paths in a text by file names.
 fn without_directories(text: &str) -> String {
     let parts = text.split('`').enumerate().map(|(at, part)| {
@@ -628,54 +603,6 @@ fn without_directories(text: &str) -> String {
         name.unwrap_or(part)
     });
     parts.collect::<Vec<_>>().join("`")
-}
-
-/// A failed build of an NVIDIA module with a known cause.
-struct Failure {
-    cause: &'static str,
-    remedy: &'static str,
-    /// The driver of the running kernel was not built.
-    is_of_driver: bool,
-}
-
-/// Returns the first failed build whose log contains a known cause.
-fn failure(
-    files: &dyn ReadFiles,
-    failed: &[dkms::FailedBuild],
-    running: Option<&str>,
-) -> Result<Option<Failure>, StepError> {
-    for one in failed {
-        let log = files.read_lossy(&one.log)?.unwrap_or_default();
-        let Some((cause, remedy)) = dkms::failure(&log) else {
-            continue;
-        };
-        let is_of_driver = one.is_driver()
-            && dkms::kernel_of_log(&log).is_none_or(|kernel| Some(kernel) == running);
-        return Ok(Some(Failure {
-            cause,
-            remedy,
-            is_of_driver,
-        }));
-    }
-    Ok(None)
-}
-
-/// Returns the remedy for the module builds of unconfigured packages.
-fn build(failed: &[dkms::FailedBuild], cause: Option<&str>) -> String {
-    let told: Vec<String> = (failed.iter())
-        .map(|one| format!("{} {} (`{}`)", one.module, one.version, one.log))
-        .collect();
-    match cause {
-        _ if told.is_empty() => {
-            "if a module build fails, the output contains the path of its `make.log`".to_owned()
-        }
-        Some(cause) => format!("DKMS did not build {}: {cause}", told.join(", ")),
-        None => format!(
-            "DKMS did not build {}: read the errors in the log, and install the kernel headers or a version that supports \
-             this kernel",
-            told.join(", ")
-        ),
-    }
 }
 
 /// Returns a finding if driver packages are unpacked but not configured. Each transaction tries to configure them again and
@@ -710,21 +637,16 @@ async fn unconfigured(subject: &Subject<'_>) -> Result<Option<Finding>, StepErro
                 .map(|one| format!("{} {}", one.name, one.version))
                 .collect();
             let versions: Vec<&str> = versions.iter().map(String::as_str).collect();
-            let failed = dkms::failed(files)?;
             let running = (subject.facts.kernel.running.as_ref()).map(ToString::to_string);
-            let failure = failure(files, &failed, running.as_deref())?;
-            let (first, cause) = match &failure {
-                // The package scripts build the module again.
-                Some(failure) => (format!("{}, then ", failure.remedy), Some(failure.cause)),
-                None => (String::new(), None),
-            };
+            let failed = module_build::failed_builds(files, running.as_deref())?;
+            // The package scripts build the module again.
+            let first = (failed.remedy).map_or(String::new(), |one| format!("{one}, then "));
             return Ok(Some(Finding {
                 brief: Some(format!("{why}: {}", list(&names))),
                 observed: Some("not configured".to_owned()),
                 expected: Some("configured".to_owned()),
-                remedy: Some(format!("{first}{remedy}; {}", build(&failed, cause))),
-                because: (failure.is_some_and(|failure| failure.is_of_driver))
-                    .then_some(Id::new("pci.driver-bound")),
+                remedy: Some(format!("{first}{remedy}; {}", failed.text)),
+                because: (failed.is_of_driver).then_some(Id::new("pci.driver-bound")),
                 ..Finding::new(
                     CONSISTENCY,
                     Verdict::Fail,

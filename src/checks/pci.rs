@@ -1,22 +1,19 @@
 //! PCI checks: the GPUs on the bus, their architecture, and their drivers. They work without a driver, so read them first if a
 //! GPU is missing.
 
-use camino::Utf8Path;
-
 use super::{
     log,
     messages::{self, INSTALL, INSTALL_IT, gpus, names, places},
-    packages, virt,
+    module_build::{has_module_of, has_unconfigured_module, without_module},
+    virt,
 };
 use crate::{
-    check::{Family, Finding, REBOOT, Subject, Verdict},
-    dkms,
-    facts::{Facts, GpuFact, Os, PciFact},
-    host::ReadFiles,
+    check::{Family, Finding, Subject, Verdict},
+    facts::{Facts, GpuFact, PciFact},
     model::{
         gpu::ArchitectureEvidence, id::Id, pci::PciAddress, text::shell_word, version::Branch,
     },
-    state::{DriverPart, KernelLog, is_nova, is_reserved, nvidia_module, owner},
+    state::{DriverPart, KernelLog, is_nova, is_reserved, owner},
     step::StepError,
     steps::expected::{self, ExpectedGpus},
     tools::kmod,
@@ -419,258 +416,6 @@ fn fits(found: &[Bound<'_>]) -> Option<String> {
     ))
 }
 
-/// Returns the reason why the running kernel has no NVIDIA module, if it is known: DKMS cannot build it, only another kernel
-/// has one, or the module is a dangling symlink.
-async fn without_module(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepError> {
-    let files = subject.host.files();
-    let os = subject.facts.os.as_ref();
-    let Some(running) = &subject.facts.kernel.running else {
-        return Ok(None);
-    };
-    let running = running.to_string();
-    let module = |kernel: &str| has_module_of(files, kernel);
-    // Without any modules of this kernel, the state is unknown.
-    if module(&running)? != Some(false) {
-        return Ok(None);
-    }
-    let why = format!("the running kernel {running} has no NVIDIA module");
-    let dkms = (subject.state.packages_like(&["dkms"]).await).unwrap_or_default();
-    // If the DKMS version is unknown, a directory without source is also reported, because the message contains the affected
-    // versions.
-    let ends_at_it = dkms
-        .first()
-        .is_none_or(|(_, version)| dkms::ends_at_module_without_source(version));
-    let id = (subject.facts.gpus.first()).map_or(String::new(), |gpu| gpu.pci_id.to_string());
-    let failed = dkms::failed(files)?.into_iter();
-    for dkms::FailedBuild { version, log, .. } in failed.filter(dkms::FailedBuild::is_driver) {
-        let text = files.read(&log)?.unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
-        if dkms::kernel_of_log(&text).is_some_and(|kernel| kernel != running) {
-            continue;
-        }
-        let why = format!("DKMS did not build driver {version} for the running kernel {running}");
-        let refusal = match dkms::failure(&text) {
-            Some((cause, remedy)) => {
-                let command = match cause {
-                    dkms::OLD_COMPILER => compiler_command(subject)?,
-                    dkms::NO_HEADERS => headers_command(files, os, &running)?,
-                    _ => None,
-                };
-                let remedy = match command {
-                    Some(command) => {
-                        format!("run `{command} && dkms autoinstall && modprobe nvidia`")
-                    }
-                    None => format!("{remedy}, then run `dkms autoinstall`"),
-                };
-                log::Diagnosis::new(
-                    format!("{why}: {cause}"),
-                    format!("{remedy}; `{log}` contains the errors"),
-                )
-            }
-            None => {
-                let other = format!(
-                    "install a driver that supports this kernel (`gpu-bootstrap compat --gpu {id} --kernel {running}`)"
-                );
-                // A GPU that is bound to another driver gets the module at the next boot.
-                let load = match detect(subject)?.iter().any(|(_, driver)| driver.is_some()) {
-                    true => REBOOT,
-                    false => "modprobe nvidia",
-                };
-                log::Diagnosis::new(
-                    why,
-                    match upgrade_command(subject, &version).await? {
-                        Some(command) => format!(
-                            "run `{command} && dkms autoinstall && {load}`, which upgrades the driver if its branch has a newer \
-                             version, and builds it again; if the build fails again, read the end of `{log}`, and {other}"
-                        ),
-                        None => format!(
-                            "read the end of `{log}`; install the headers of this kernel, or {other}"
-                        ),
-                    },
-                )
-            }
-        };
-        return Ok(Some(refusal));
-    }
-    if let Some(gone) = dkms::without_source(files)?.filter(|_| ends_at_it) {
-        let directory = format!("{}/{gone}", dkms::TREE);
-        return Ok(Some(log::Diagnosis::new(
-            format!(
-                "{why}; DKMS before 3.1 does not build any module while `{directory}` has no source"
-            ),
-            format!(
-                "remove the directory `{directory}`, which is left over from a removed package, then run `dkms autoinstall`, \
-                 which needs the headers of this kernel"
-            ),
-        )));
-    }
-    let build = kmod::directory_of(&running).join("build");
-    let headers = headers_command(files, os, &running)?;
-    // If a kernel has no `build` link, its headers are elsewhere.
-    let lacks_headers = files.stat(&build)?.is_some() && !files.exists(&build)?;
-    if let (Some(version), true) = (dkms::added(files)?, lacks_headers) {
-        let others = files.list(Utf8Path::new("/usr/src/kernels"))?;
-        let others = match &others[..] {
-            [] => String::new(),
-            others => format!("; headers of {} are installed", others.join(", ")),
-        };
-        return Ok(Some(log::Diagnosis::new(
-            format!(
-                "DKMS cannot build driver {version}: no headers of the running kernel {running} are installed{others}"
-            ),
-            format!(
-                "{}; if the package is no longer available, upgrade the kernel and reboot",
-                match headers {
-                    Some(headers) =>
-                        format!("run `{headers} && dkms autoinstall && modprobe nvidia`"),
-                    None =>
-                        "install the headers of this kernel, then run `dkms autoinstall`".to_owned(),
-                }
-            ),
-        )));
-    }
-    for kernel in files.list(Utf8Path::new(kmod::DIRECTORY))? {
-        if kernel != running && module(&kernel)? == Some(true) {
-            let is_bootable = files.exists(format!("/boot/vmlinuz-{kernel}").as_str().into())?
-                || files.exists(&kmod::directory_of(&kernel).join("vmlinuz"))?;
-            let boot = match is_bootable {
-                true => format!(", or boot {kernel}"),
-                false => String::new(),
-            };
-            let compiled = match dkms::added(files)? {
-                Some(_) => Some("dkms autoinstall".to_owned()),
-                None => compiled_stream(files, os)?,
-            };
-            let build = match (headers, compiled) {
-                (Some(headers), Some(compiled)) => {
-                    format!("run `{headers} && {compiled} && modprobe nvidia`")
-                }
-                _ => format!(
-                    "install the driver module for {running} (the package for this kernel, or DKMS and the headers of \
-                     this kernel)"
-                ),
-            };
-            return Ok(Some(log::Diagnosis::new(
-                format!("{why}; only {kernel} has one"),
-                format!("{build}{boot}"),
-            )));
-        }
-    }
-    Ok(kmod::dangling(files, &running)?.map(|(link, target)| {
-        // `/lib/modules/KERNEL/extra/nvidia.ko`
-        let other = (target.as_str())
-            .strip_prefix(kmod::DIRECTORY)
-            .and_then(|rest| rest.split('/').nth(1));
-        let (of, boot) = match other {
-            Some(other) => (
-                format!("kernel {other}"),
-                format!("or install and boot kernel {other}"),
-            ),
-            None => (
-                format!("`{target}`"),
-                "or install the package of this file".to_owned(),
-            ),
-        };
-        log::Diagnosis::new(
-            format!(
-                "the NVIDIA module of the running kernel {running} is a dangling symlink to {of}; `{link}` points to \
-                 `{target}`, which does not exist"
-            ),
-            format!(
-                "install the driver module for {running} (a newer package, or DKMS, which needs the headers of this \
-                 kernel), {boot}"
-            ),
-        )
-    }))
-}
-
-/// Whether a kernel has an NVIDIA module: in `modules.dep`, or as a file in the directories of packages, DKMS and the `.run`
-/// installer. `None` if the kernel has no modules.
-pub(super) fn has_module_of(
-    files: &dyn ReadFiles,
-    kernel: &str,
-) -> Result<Option<bool>, StepError> {
-    if let Some(list) = files.read_text(&kmod::list_of(kernel))? {
-        return Ok(Some(nvidia_module(&list).is_some()));
-    }
-    let directory = kmod::directory_of(kernel);
-    if files.list(&directory)?.is_empty() {
-        return Ok(None);
-    }
-    for below in kmod::MODULE_FOLDERS {
-        let names = files.list(&directory.join(below))?;
-        if names.iter().any(|name| kmod::is_nvidia_module(name)) {
-            return Ok(Some(true));
-        }
-    }
-    Ok(Some(false))
-}
-
-/// Returns the command that installs the headers of a kernel on this machine.
-fn headers_command(
-    files: &dyn ReadFiles,
-    os: Option<&Os>,
-    kernel: &str,
-) -> Result<Option<String>, StepError> {
-    let manager = messages::manager(files, os)?;
-    Ok(manager.map(|one| {
-        one.backend()
-            .commands()
-            .headers
-            .replace("KERNEL", &shell_word(kernel))
-    }))
-}
-
-/// Returns the command that installs the compiler of the running kernel, if it is a package that is not installed.
-fn compiler_command(subject: &Subject<'_>) -> Result<Option<String>, StepError> {
-    let files = subject.host.files();
-    let manager = messages::manager(files, subject.facts.os.as_ref())?;
-    let install = manager.and_then(|one| one.backend().commands().compiler);
-    let (Some(install), Some(compiler)) = (install, &subject.facts.kernel.compiler) else {
-        return Ok(None);
-    };
-    // A compiler with only a version there may have no package of this name.
-    let banner = files.read_text("/proc/version".into())?;
-    let is_named = banner.is_some_and(|banner| banner.contains(compiler));
-    let is_there = files.exists(&Utf8Path::new("/usr/bin").join(compiler))?;
-    Ok((is_named && !is_there).then(|| install.replace("COMPILER", &shell_word(compiler))))
-}
-
-/// Returns the command that upgrades the packages of a driver version.
-async fn upgrade_command(
-    subject: &Subject<'_>,
-    version: &str,
-) -> Result<Option<String>, StepError> {
-    // Without a readable database, the packages are unknown.
-    let parts = subject.state.driver_parts().await.unwrap_or_default();
-    let is_of_it = |part: &&DriverPart| part.version.to_string() == version;
-    let names: Vec<&str> = (parts.iter().filter(is_of_it))
-        .map(|part| part.name.as_str())
-        .collect();
-    let manager = messages::manager(subject.host.files(), subject.facts.os.as_ref())?;
-    let owner = owner(subject.host.files(), subject.facts).map_err(StepError::from)?;
-    let is_ours = owner.is_none() && (1..=packages::MOST_NAMES).contains(&names.len());
-    Ok(manager.filter(|_| is_ours).map(|manager| {
-        let commands = manager.backend().commands();
-        format!("{} && {}", commands.refresh, commands.upgrade_all(&names))
-    }))
-}
-
-/// The module of NVIDIA's repositories with the driver branches as streams.
-const STREAMS: &str = "nvidia-driver";
-
-/// Returns the command that replaces precompiled modules, which exist only for some kernels, by modules that are compiled on the
-/// machine.
-fn compiled_stream(files: &dyn ReadFiles, os: Option<&Os>) -> Result<Option<String>, StepError> {
-    let manager = messages::manager(files, os)?;
-    let Some(streams) = manager.and_then(|manager| manager.backend().streams()) else {
-        return Ok(None);
-    };
-    let stream = streams.enabled(files, STREAMS)?;
-    let id = os.map_or("", |os| os.id.as_str());
-    Ok(stream.and_then(|stream| streams.compiled(id, STREAMS, &stream)))
-}
-
 /// Returns a diagnosis if `cuda-drivers` is the only installed driver package. Up to branch 610 it depended on the driver, but
 /// since branch 615 it has no dependencies (cupy/cupy pull request 10295).
 fn hollow(parts: &[DriverPart]) -> Option<log::Diagnosis> {
@@ -754,7 +499,11 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         evidence.on_disk = has_module(subject)?;
         let without = match evidence.on_disk {
             true => denied(subject)?,
-            false => without_module(subject).await?,
+            false => {
+                let is_bound = detect(subject)
+                    .is_ok_and(|found| found.iter().any(|(_, driver)| driver.is_some()));
+                without_module(subject, is_bound).await?
+            }
         };
         let without = match without {
             // An unreadable database is reported by the package checks.
@@ -766,8 +515,8 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         evidence.absent = evidence.absent.or_else(|| without.clone());
         evidence.refusal = evidence.refusal.or(without);
         // An unreadable database is reported by the package checks.
-        evidence.unconfigured = !evidence.on_disk
-            && (packages::has_unconfigured_module(subject).await).unwrap_or_default();
+        evidence.unconfigured =
+            !evidence.on_disk && (has_unconfigured_module(subject).await).unwrap_or_default();
     }
     let of_drivers = match detect(subject) {
         Ok(found) => bound(&found, &evidence),
@@ -790,8 +539,8 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
 #[cfg(test)]
 mod tests {
     use super::{
-        Bound, CONSISTENCY, DriverEvidence, FELL, Wanted, bound, has_module_of, hollow, identity,
-        incomplete, present,
+        Bound, CONSISTENCY, DriverEvidence, FELL, Wanted, bound, hollow, identity, incomplete,
+        present,
     };
     use crate::{
         check::Verdict,
@@ -811,28 +560,6 @@ mod tests {
             sliced: false,
             theirs: None,
             fell: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn module_is_found_without_the_list_of_depmod() {
-        let files = crate::host::fake::FakeFiles::new();
-        files.put("/lib/modules/6.1.0-a/extra/nvidia.ko.xz", "");
-        files.put("/lib/modules/6.1.0-b/updates/dkms/nvidia-current.ko", "");
-        files.put("/lib/modules/6.1.0-c/kernel/drivers/gpu/drm.ko", "");
-        files.put("/lib/modules/6.1.0-d/extra/nvidia.ko", "");
-        files.put(
-            "/lib/modules/6.1.0-d/modules.dep",
-            "kernel/drivers/gpu/drm.ko:\n",
-        );
-        for (kernel, found) in rows! {
-            "6.1.0-a", Some(true);
-            "6.1.0-b", Some(true);
-            "6.1.0-c", Some(false);
-            "6.1.0-d", Some(false);
-            "6.1.0-e", None;
-        } {
-            assert_eq!(has_module_of(&files, kernel).unwrap(), found, "{kernel}");
         }
     }
 

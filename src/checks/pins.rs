@@ -1,7 +1,7 @@
 //! Checks of upcoming changes: a system upgrade must not change packages that match the hold patterns, and the running kernel
 //! and the kernel of the next boot must have the driver module.
 
-use super::pci::has_module_of;
+use super::module_build::has_module_of;
 use crate::{
     check::{Family, Finding, Subject, Verdict},
     config::desired::{Desired, Purpose},

@@ -119,7 +119,7 @@ fn decide(ports: &[Port]) -> Finding {
         return warn(
             &idle,
             "no subnet manager has activated the link",
-            "check with `sminfo` whether the subnet manager of the fabric is running and has discovered the port",
+            "check with `sminfo` whether the subnet manager of the InfiniBand network is running and has discovered the port",
         );
     }
     match with(|port| port.state == "ACTIVE").len() {

@@ -741,7 +741,7 @@ mod tests {
     /// Returns the desired driver: the one that [`machine`] has compiled.
     fn wanted() -> DriverSpec {
         let mut driver = fixtures::desired().driver.expect("a driver");
-        driver.dkms = Some("nvidia-current".to_owned());
+        driver.compiled_as = Some("nvidia-current".to_owned());
         driver.flavor = Flavor::Proprietary;
         driver
     }

@@ -35,7 +35,7 @@ impl DriverInputs<'_> {
             left.retain(|version| version.branch() != next.branch);
             let options = |pick: &Pick| self.options(row, pick.branch, pick.flavor);
             if row.branches.contains(&next.branch)
-                && next.fabric == first.fabric
+                && Self::has_same_companions(&next, first)
                 && options(&next) == options(first)
             {
                 found.push(next);

@@ -3,8 +3,8 @@
 use camino::Utf8PathBuf;
 use serde::Serialize;
 
-use crate::compat::matrix::Fabric;
 use crate::config::file::Config;
+use crate::fabric::Companions;
 use crate::model::{
     gpu::Flavor,
     pci::PciId,
@@ -222,8 +222,8 @@ pub struct DriverSpec {
     pub stream: Option<String>,
     /// Packages to install.
     pub packages: Vec<PackageSpec>,
-    /// The DKMS module name, if the module is compiled on the machine.
-    pub dkms: Option<String>,
+    /// The name under which the module is compiled on the machine. `None` if it is precompiled.
+    pub compiled_as: Option<String>,
     /// File name of the kernel module, without `.ko`. The loaded module is always named `nvidia`; Debian renames the
     /// file and adds an alias.
     pub module: String,
@@ -242,9 +242,8 @@ pub struct DriverSpec {
     pub reasons: Vec<String>,
     /// Warnings.
     pub warnings: Vec<String>,
-    /// The fabric service that the GPUs require. `Fabric::None` if no switches were detected and the boards are not part of a
-    /// rack.
-    pub fabric: Fabric,
+    /// The software for GPUs behind switches, which requires a driver of exactly its version.
+    pub companions: Companions,
     /// The signing key for modules that are compiled on the machine.
     pub signing: Option<SigningKey>,
     /// Sources of modules that another machine compiled.
@@ -255,8 +254,6 @@ pub struct DriverSpec {
     pub publish: Option<Publish>,
     /// Module options that this machine needs.
     pub options: Vec<ModuleOption>,
-    /// Setup of the fabric service. `None` if it is not needed or not available in the source.
-    pub fabric_service: Option<FabricService>,
 }
 
 /// Another source of the driver for this machine.
@@ -331,50 +328,26 @@ impl DriverSpec {
     /// Whether the module is compiled on the machine.
     #[must_use]
     pub const fn is_compiled(&self) -> bool {
-        self.dkms.is_some()
+        self.compiled_as.is_some()
     }
 
     /// The names of its packages that require a driver of exactly their version.
     #[must_use]
     pub fn exact_names(&self) -> &[String] {
-        (self.fabric_service.as_ref()).map_or(&[], |service| &service.exact)
+        (self.companions.service.as_ref()).map_or(&[], |service| &service.exact)
     }
 
     /// Returns its packages that require a driver of exactly this version.
     #[must_use]
     pub fn exact_packages(&self, version: &DriverVersion) -> Vec<PackageSpec> {
-        let packages = self.fabric_service.as_ref();
+        let packages = self.companions.service.as_ref();
         packages.map_or_else(Vec::new, |service| service.at(version))
     }
 
     /// Sets the module method.
     pub fn take_module(&mut self, method: &ModuleMethod) {
-        self.dkms.clone_from(&method.dkms);
+        self.compiled_as.clone_from(&method.compiled_as);
         self.module.clone_from(&method.module);
-    }
-}
-
-/// Companion software of the driver for GPUs that are connected by switches.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct FabricService {
-    /// Driver packages that require a driver of exactly their version, by name.
-    pub exact: Vec<String>,
-    /// The unit that must run. `None` if the cluster starts it.
-    pub unit: Option<String>,
-    /// Kernel modules that must be loaded before the unit starts.
-    pub modules: Vec<String>,
-}
-
-impl FabricService {
-    /// Returns its packages that require a driver of exactly this version.
-    #[must_use]
-    pub fn at(&self, version: &DriverVersion) -> Vec<PackageSpec> {
-        let spec = |name: &String| PackageSpec {
-            name: name.clone(),
-            version: Some(format!("{version}-*")),
-        };
-        self.exact.iter().map(spec).collect()
     }
 }
 

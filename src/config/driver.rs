@@ -2,7 +2,7 @@
 
 use crate::{
     compat::{
-        matrix::{Fabric, Matrix},
+        matrix::Matrix,
         pick::{Constraints, NoDriver, Pick, pick},
         rule_result::Rule,
         security,
@@ -12,15 +12,14 @@ use crate::{
             DriverSpec, ModuleMethod, ModuleOption, PackageSpec, Pin, Prebuilt, Publish, SigningKey,
         },
         error::{Refusal, ResolveError, or_noted},
-        fabric,
         file::DriverConfig,
         kernel::{for_its_kernel, template},
-        profile::{At, DriverRow, FabricRow, Profile, Release},
+        profile::{At, DriverRow, PackageRow, Profile, Release},
         sources::SettingSources,
         template::Placeholders,
         values::Moment,
     },
-    facts::{Facts, Os, switches::switches},
+    facts::{Facts, Os},
     model::{
         gpu::{Flavor, GpuIdentity},
         text::nearest,
@@ -77,24 +76,17 @@ impl<'a> DriverInputs<'a> {
         let fitting = self.fitting(&rows, &pick)?;
         let row = fitting[0];
         let version = self.config.version.clone();
-        let fabric = self.seen(pick.fabric);
-        let companions = fabric::row(
-            self.profile,
-            self.placeholders,
-            &row.source,
-            Some(pick.branch),
-            fabric,
-        );
+        let companions = self.companions(&row.source, &pick);
         let mut methods: Vec<ModuleMethod> = (fitting.iter())
             // Only entries that need no other repository than `row`, because only the repositories of `row` are added.
             .filter(|other| (other.repositories.iter()).all(|one| row.repositories.contains(one)))
-            .map(|row| self.method(row, companions, &pick))
+            .map(|row| self.method(row, companions.packages, &pick))
             .collect();
         let other_branches = self.other_branches(&rows, row, &pick);
         methods.extend(
             other_branches
                 .iter()
-                .map(|pick| self.method(row, companions, pick)),
+                .map(|pick| self.method(row, companions.packages, pick)),
         );
         let packages = self.placeholders.for_kernels(&methods[0].packages);
         let pin = (!row.pin.is_empty()).then(|| Pin {
@@ -122,27 +114,8 @@ impl<'a> DriverInputs<'a> {
             ));
         }
         let mut warnings = pick.warnings;
-        match pick.fabric {
-            // The GPUs of one node work without IMEX.
-            Fabric::Imex if companions.is_none() => warnings.push(format!(
-                "multi-node NVLink requires IMEX, which `{}` does not provide",
-                row.source
-            )),
-            // No warning: either no fabric is needed, or it certainly is, and the `driver.fabric` step reports its state.
-            picked if picked == fabric => {}
-            Fabric::None | Fabric::Imex => {}
-            Fabric::Fm | Fabric::FmNvlsm => warnings.push(
-                "the GPUs need the fabric manager if the machine has NVSwitches, so it is installed \
-                 when NVSwitches are detected"
-                    .to_owned(),
-            ),
-        }
-        if let Some(source) = self.source_for_switches() {
-            reasons.push(format!(
-                "packages from `{source}`: `{}` has no fabric manager",
-                self.release.driver_source
-            ));
-        }
+        warnings.extend(companions.warning);
+        reasons.extend(companions.reason);
         let branch = pick.branch.to_string();
         Ok(DriverChoice {
             spec: DriverSpec {
@@ -154,7 +127,7 @@ impl<'a> DriverInputs<'a> {
                 alternative: self.alternative(&fitting),
                 stream: (row.stream.as_ref()).map(|stream| stream.replace("{branch}", &branch)),
                 packages,
-                dkms: row.dkms.clone(),
+                compiled_as: row.compiled_as.clone(),
                 module: row.module.clone(),
                 load_modules: self.profile.modules.load.clone(),
                 existing: self.config.existing.unwrap_or_default(),
@@ -163,13 +136,11 @@ impl<'a> DriverInputs<'a> {
                 asked: self.config.branch.is_some() || self.config.version.is_some(),
                 reasons,
                 warnings,
-                fabric,
+                companions: companions.software,
                 options: self.options(row, pick.branch, pick.flavor),
                 signing,
                 prebuilt,
                 publish,
-                fabric_service: companions
-                    .map(|companions| fabric::service(companions, self.placeholders, pick.branch)),
             },
             row,
             methods,
@@ -178,12 +149,9 @@ impl<'a> DriverInputs<'a> {
     }
 
     /// Turns an entry into a module method for any kernel, with the companion packages of the driver.
-    fn method(&self, row: &DriverRow, companions: Option<&FabricRow>, pick: &Pick) -> ModuleMethod {
+    fn method(&self, row: &DriverRow, companions: &[PackageRow], pick: &Pick) -> ModuleMethod {
         let version = self.config.version.as_ref();
-        let of_fabric = companions
-            .iter()
-            .flat_map(|companions| &companions.packages);
-        let packages = row.packages.iter().chain(of_fabric).filter_map(|package| {
+        let packages = row.packages.iter().chain(companions).filter_map(|package| {
             Some(PackageSpec {
                 name: self
                     .placeholders
@@ -211,30 +179,13 @@ impl<'a> DriverInputs<'a> {
                 false => Vec::new(),
             },
             follow: follow.collect(),
-            dkms: row.dkms.clone(),
+            compiled_as: row.compiled_as.clone(),
             module: row.module.clone(),
             branch: row.is_rolling().then_some(pick.branch),
             companions: match row.is_rolling() {
                 true => beside_it.collect(),
                 false => Vec::new(),
             },
-        }
-    }
-
-    /// Returns the fabric if this machine certainly needs it, because its switches were detected, or its boards require the
-    /// switches of a rack.
-    fn seen(&self, fabric: Fabric) -> Fabric {
-        let spec = self.spec();
-        let seen = match fabric {
-            Fabric::Fm => spec.nvswitch,
-            Fabric::FmNvlsm => spec.nvlink_management,
-            Fabric::Imex => Some(true),
-            Fabric::None => None,
-        };
-        if seen == Some(true) {
-            fabric
-        } else {
-            Fabric::None
         }
     }
 
@@ -360,21 +311,6 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// Returns a source with a fabric manager for this machine, if the default source of the release has none and no
-    /// source is configured.
-    fn source_for_switches(&self) -> Option<&'a str> {
-        if self.config.source.is_some() {
-            return None;
-        }
-        let boards = self.gpus.iter().map(|gpu| self.matrix.board(gpu).fabric());
-        let needs = self.seen(boards.max().unwrap_or(Fabric::None));
-        let own = &self.release.driver_source;
-        let mut rows = fabric::rows(self.profile, self.placeholders, needs);
-        let first = rows.next()?;
-        let of_own = first.source == *own || rows.any(|row| row.source == *own);
-        (!of_own).then_some(first.source.as_str())
-    }
-
     pub(super) fn served(&self, row: &DriverRow) -> bool {
         let is_for = |os: &Os| row.os_ids.is_empty() || row.os_ids.contains(&os.id);
         row.releases.contains(&self.release.version_id)
@@ -437,28 +373,15 @@ impl<'a> DriverInputs<'a> {
 
     pub(super) fn spec(&self) -> Constraints {
         let kernel = &self.placeholders.kernels;
-        let facts = Constraints::from(self.facts);
-        let switches = switches(self.matrix, self.facts);
-        let shown = |kind| {
-            switches
-                .as_ref()
-                .and_then(|(fabric, _)| (*fabric == kind).then_some(true))
-        };
+        let facts = self.with_switches(Constraints::from(self.facts));
         Constraints {
             gpus: self.gpus.clone(),
             kernel: kernel.first().cloned(),
             next_kernel: kernel.get(1).cloned(),
             // The instance that builds an image may differ from the instances that boot it.
             instance: facts.instance.filter(|_| !self.image),
-            // Without a machine, only an instance type shows that there are no switches.
-            nvswitch: shown(Fabric::Fm)
-                .or(facts
-                    .nvswitch
-                    .filter(|_| !self.trial || self.facts.cloud.instance_type.is_some()))
-                .filter(|_| !self.image),
-            nvlink_management: (shown(Fabric::FmNvlsm))
-                .or(facts.nvlink_management)
-                .filter(|_| !self.image),
+            nvswitch: facts.nvswitch,
+            nvlink_management: facts.nvlink_management,
             branch: (self.config.branch.map(|key| key.0))
                 .or_else(|| self.config.version.as_ref().map(DriverVersion::branch)),
             version: self.config.version.clone(),

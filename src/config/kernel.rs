@@ -93,8 +93,8 @@ pub struct ModuleMethod {
     pub headers: Vec<PackageSpec>,
     /// Packages that keep the modules at the newest kernel of a series.
     pub follow: Vec<PackageSpec>,
-    /// The DKMS name of the module, if it is compiled.
-    pub dkms: Option<String>,
+    /// The name under which the module is compiled on the machine. `None` if it is precompiled.
+    pub compiled_as: Option<String>,
     /// File name of the module.
     pub module: String,
     /// The branch of the packages, if the package lists decide which branch has a module for the kernel.
@@ -109,7 +109,7 @@ impl ModuleMethod {
     /// Whether the module is compiled on the machine.
     #[must_use]
     pub const fn is_compiled(&self) -> bool {
-        self.dkms.is_some()
+        self.compiled_as.is_some()
     }
 }
 

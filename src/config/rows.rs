@@ -64,7 +64,8 @@ pub struct DriverRow {
     #[serde(default)]
     pub kernel_flavors: Vec<String>,
     /// The DKMS name of the module.
-    pub dkms: Option<String>,
+    #[serde(rename = "dkms")]
+    pub compiled_as: Option<String>,
     /// File name of the module without `.ko`.
     pub module: String,
     /// dnf: module stream.
@@ -92,7 +93,7 @@ impl DriverRow {
         if self.build.is_compiled() && self.is_rolling() {
             return Some("`at = \"kernel\"` requires `build = \"precompiled\"`");
         }
-        (self.build.is_compiled() != self.dkms.is_some())
+        (self.build.is_compiled() != self.compiled_as.is_some())
             .then_some("`dkms` and `build = \"dkms\"` require each other")
     }
 

@@ -19,6 +19,9 @@ const DEADLINE: Duration = Duration::from_secs(45 * 60);
 /// `/etc/dkms/framework.conf` (github:dell/dkms, `read_framework_conf` of `dkms.in`).
 pub const SIGNING: &str = "/etc/dkms/framework.conf.d/gpu-bootstrap.conf";
 
+/// The directory of [`SIGNING`].
+pub const SIGNING_DIRECTORY: &str = "/etc/dkms/framework.conf.d";
+
 /// The first DKMS version that reads [`SIGNING`] (according to the tags of github:dell/dkms).
 pub const FIRST_TO_SIGN: &str = "3.0.4";
 

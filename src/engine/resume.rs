@@ -10,7 +10,7 @@ use super::{
     ledger::Ledger,
     persist,
     retry::UNATTENDED_DEADLINE,
-    units::{self, AFTER_MODULES, quoted},
+    units::{self, quoted},
 };
 use crate::{
     change::{Change, ChangeError, Reverted},
@@ -18,7 +18,7 @@ use crate::{
     host::{FilesError, Host, ReadFiles},
     journal::{AppliedChange, Journal, JournalError, Request, fold},
     model::{id::StepId, paths::STATE},
-    steps::CHECK_TIMER,
+    steps::{AFTER_MODULES, CHECK_TIMER},
     tools::{cloud_init, packages::HEADER, systemctl},
 };
 

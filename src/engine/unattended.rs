@@ -3,13 +3,13 @@
 
 use super::{
     resume,
-    units::AFTER_MODULES,
     wait::{self, OF_USER_DATA},
 };
 use crate::{
     change::ChangeError,
     exit::Exit,
     host::{FilesError, Host},
+    steps::AFTER_MODULES,
     tools::systemctl::{self, OneshotState},
 };
 

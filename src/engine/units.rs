@@ -8,7 +8,7 @@ use crate::{
     change::Change,
     host::{FileKind, Files, FilesError, Stat},
     journal::AppliedChange,
-    runtimes,
+    runtimes, steps,
     tools::packages::{HEADER, WRITTEN_DIRECTORIES},
 };
 
@@ -67,29 +67,15 @@ pub(super) fn release(
     Ok(removed)
 }
 
-/// Orders our units after the units that unpack or compile the driver modules at boot. In Amazon's accelerated EKS image, a
-/// unit unpacks the module at the first boot, and cloud-init does not wait for it (awslabs/amazon-eks-ami,
-/// `nvidia-kmod-load.service`). DKMS compiles modules for a new kernel in a separate unit (`dkms.service`), and two parallel
-/// DKMS runs corrupt each other's results.
-pub(super) const AFTER_MODULES: &str = "After=nvidia-kmod-load.service dkms.service";
-
-/// Directories in which [`named_ours`] searches, in addition to those of runtimes and package managers.
-const DIRECTORIES: [&str; 7] = [
-    "/etc/dkms/framework.conf.d",
-    "/etc/modprobe.d",
-    "/etc/modules-load.d",
-    "/etc/needrestart/conf.d",
-    "/etc/sysctl.d",
-    "/etc/systemd/system",
-    "/etc/systemd/system/nvidia-persistenced.service.d",
-];
+/// A directory in which [`named_ours`] searches, in addition to those of steps, runtimes and package managers.
+const NEEDRESTART: &str = "/etc/needrestart/conf.d";
 
 /// Finds our files by name and first line, in directories where such files have an effect.
 pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesError> {
     let mut found = Vec::new();
     let drop_ins = runtimes::written_directories();
-    for directory in DIRECTORIES
-        .into_iter()
+    for directory in (steps::written_directories().into_iter())
+        .chain([NEEDRESTART])
         .chain(drop_ins)
         .chain(WRITTEN_DIRECTORIES)
     {

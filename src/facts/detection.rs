@@ -107,8 +107,11 @@ pub(crate) struct DriverRoot {
 
 /// Prefixes of DMI values and the corresponding hypervisor.
 #[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) struct Virtualization {
     pub rows: Vec<(String, String)>,
+    /// Hypervisors whose DMI values are the same on bare metal. There, the product name contains `.metal`.
+    pub also_metal: Vec<String>,
 }
 
 /// Patterns of driver packages. The first pattern of `names` with an installed package determines the

@@ -213,13 +213,13 @@ fn hypervisor_of(dmi: &Dmi) -> Option<&'static str> {
             .find(|(prefix, _)| value.starts_with(prefix.as_str()))
             .map(|(_, word)| word.as_str())
     })?;
-    // On bare metal, Amazon's firmware reports the same vendor as in a VM, but the instance type
-    // contains `.metal`.
+    // On bare metal, the firmware of some clouds reports the same vendor as in a VM, but the instance type contains `.metal`.
     let metal = dmi
         .product_name
         .split_once(".metal")
         .is_some_and(|(_, rest)| rest.is_empty() || rest.starts_with('-'));
-    Some(if word == "amazon" && metal {
+    let also_metal = &table().virtualization.also_metal;
+    Some(if metal && also_metal.iter().any(|one| one == word) {
         "none"
     } else {
         word

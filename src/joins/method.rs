@@ -7,6 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    facts::Facts,
+    host::Nvml,
     mig::MigStrategy,
     model::{
         kubernetes::{Labels, NodeName, Taint},
@@ -14,6 +16,7 @@ use crate::{
         token::TokenSource,
     },
     runtimes::choice::Cluster,
+    state::labels::{self, GpuLabels, NoLabels},
 };
 
 use super::{Joining, Leaving, MethodRow, agents, command, kubeadm, managed, nodeadm};
@@ -228,6 +231,16 @@ pub struct NodeSpec {
     /// Taints that are removed when the node is Ready and validated.
     #[serde(default)]
     pub startup_taints: Vec<Taint>,
+}
+
+impl NodeSpec {
+    /// Returns the labels for the GPUs.
+    ///
+    /// # Errors
+    /// If NVML does not report the GPUs, or they do not fit the strategy for MIG devices.
+    pub fn labels_of_gpus(&self, facts: &Facts, nvml: &Nvml) -> Result<GpuLabels, NoLabels> {
+        labels::of(facts, nvml, self.mig_strategy)
+    }
 }
 
 /// The format of a secret file.

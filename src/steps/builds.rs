@@ -358,7 +358,7 @@ mod tests {
             ]),
             headers: vec![],
             follow: vec![],
-            dkms: None,
+            compiled_as: None,
             module: "nvidia".into(),
             branch: None,
             companions: vec!["nvidia-open-kmod".into(), "nvidia-driver-cuda".into()],

@@ -63,7 +63,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
     };
     let kernels_without_module = cx.state.kernels_without(&driver.module)?;
     let found = cx.state.driver().await.clone();
-    let build = match (&driver.dkms, &found.package_version) {
+    let build = match (&driver.compiled_as, &found.package_version) {
         (Some(module), Some(version)) if !kernels_without_module.is_empty() => {
             last_build(cx, module, version)
         }
@@ -94,7 +94,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
 /// kernels as the package scripts.
 fn leaves_module(cx: &Cx<'_>, driver: &DriverSpec, without: &[String]) -> Result<bool, StepError> {
     let (Some(module), true) = (
-        &driver.dkms,
+        &driver.compiled_as,
         packages::backend(cx).scripts_may_leave_modules(),
     ) else {
         return Ok(false);
@@ -266,7 +266,7 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverSpec) -
     if let Some(answer) = companions(driver, desired, state) {
         return answer;
     }
-    if let (Some(module), false) = (&driver.dkms, state.kernels_without_module.is_empty()) {
+    if let (Some(module), false) = (&driver.compiled_as, state.kernels_without_module.is_empty()) {
         return Assessment::needs(
             format!(
                 "the packages are installed, but there is no module `{}` for {}{}",
@@ -304,7 +304,7 @@ fn builds_beside(
         && (state.no_autoinstall
             || state.leaves_module
             || compare(desired.packages.manager, &sources, &state.installed).all_met());
-    match (&driver.dkms, is_left) {
+    match (&driver.compiled_as, is_left) {
         (Some(module), true) => builds(module, state).collect(),
         _ => Vec::new(),
     }
@@ -424,7 +424,8 @@ mod tests {
     use super::{DriverPackagesState, decide, of_others, unfit};
     use crate::{
         change::Change,
-        config::desired::{Desired, Existing, FabricService},
+        config::desired::{Desired, Existing},
+        fabric::Service,
         state::{FoundDriver, Origin, Ours},
         step::Assessment,
         steps::{
@@ -575,7 +576,7 @@ mod tests {
         let mut want = desired();
         let driver = want.driver.as_mut().expect("a driver");
         (driver.packages).extend(specs(&["nvidia-fabricmanager=535.*"]));
-        driver.fabric_service = Some(FabricService {
+        driver.companions.service = Some(Service {
             exact: vec!["nvidia-fabricmanager".into()],
             unit: None,
             modules: vec![],

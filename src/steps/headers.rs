@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn not_applicable_without_compiling() {
         let mut want = desired();
-        want.driver.as_mut().expect("a driver").dkms = None;
+        want.driver.as_mut().expect("a driver").compiled_as = None;
         decide(&state(&[]), &want).expect_not_applicable();
     }
 

@@ -289,7 +289,7 @@ mod tests {
                     packages: specs(&["linux-modules-nvidia-580-server-open-{kernel}"]),
                     headers: vec![],
                     follow: vec![],
-                    dkms: None,
+                    compiled_as: None,
                     module: "nvidia".into(),
                     branch: None,
                     companions: vec![],

@@ -44,6 +44,7 @@ mod toolkit;
 pub use autoload::PATH as AUTOLOAD_PATH;
 pub use driver_packages::kept_branch;
 pub use kernels::resolve;
+pub use module::AFTER_MODULES;
 
 use crate::{
     config::desired::{Daemon, RuntimeKind},
@@ -116,6 +117,19 @@ pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
 
 /// A timer that writes `check` results for other programs.
 pub const CHECK_TIMER: StepId = StepId::new("check.timer");
+
+/// Returns the directories in which files of steps have an effect.
+#[must_use]
+pub const fn written_directories() -> [&'static str; 6] {
+    [
+        secure_boot::DIRECTORY,
+        "/etc/modprobe.d",
+        "/etc/modules-load.d",
+        "/etc/sysctl.d",
+        "/etc/systemd/system",
+        "/etc/systemd/system/nvidia-persistenced.service.d",
+    ]
+}
 
 /// Returns the step that installs a runtime.
 #[must_use]

@@ -16,6 +16,12 @@ use crate::{
     step::{Assessment, Cx, Step, StepError},
 };
 
+/// Orders our units after the units that unpack or compile the driver modules at boot. In Amazon's accelerated EKS image, a
+/// unit unpacks the module at the first boot, and cloud-init does not wait for it (awslabs/amazon-eks-ami,
+/// `nvidia-kmod-load.service`). DKMS compiles modules for a new kernel in a separate unit (`dkms.service`), and two parallel
+/// DKMS runs corrupt each other's results.
+pub const AFTER_MODULES: &str = "After=nvidia-kmod-load.service dkms.service";
+
 /// The `driver.module` step.
 pub(super) fn step() -> Step {
     Step::new(DRIVER_MODULE, |cx| Box::pin(assess(cx)))
@@ -230,7 +236,7 @@ fn not_as_packaged(
             "the installed module {packaged} is loaded, but the next boot would load {next}, which \
              is on disk for kernel {kernel}"
         ),
-        hint: match &driver.dkms {
+        hint: match &driver.compiled_as {
             Some(module) => {
                 format!("run `dkms install --force {module}/{packaged} -k {kernel}`")
             }
@@ -369,7 +375,7 @@ mod tests {
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
         // If the next kernel has no module either, only another kernel or DKMS helps, so the step is blocked.
         moved.next.kernel = None;
-        want.driver.as_mut().expect("a driver").dkms = None;
+        want.driver.as_mut().expect("a driver").compiled_as = None;
         decide(&moved, &want, &facts()).expect_blocked();
     }
 

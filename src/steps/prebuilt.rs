@@ -116,7 +116,7 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
     let Some(driver) = &cx.desired.driver else {
         return Ok(messages::no_driver());
     };
-    let Some(module) = &driver.dkms else {
+    let Some(module) = &driver.compiled_as else {
         return Ok(Assessment::not_applicable(
             "the vendor provides compiled kernel modules",
         ));
@@ -139,7 +139,7 @@ mod tests {
     fn wanted() -> Desired {
         let mut want = fixtures::desired();
         let driver = want.driver.as_mut().expect("a driver");
-        driver.dkms = Some("nvidia".to_owned());
+        driver.compiled_as = Some("nvidia".to_owned());
         driver.prebuilt = Some(Prebuilt {
             sources: vec![SOURCE.to_owned(), "/srv/modules".to_owned()],
             public_keys: vec!["RWQ".to_owned()],

@@ -611,7 +611,7 @@ mod tests {
         // A kept driver needs neither driver packages nor headers, and a driver that is not compiled needs no headers.
         let mut packaged = desired();
         if let Some(driver) = &mut packaged.driver {
-            driver.dkms = None;
+            driver.compiled_as = None;
         }
         let names = |want: &Desired, adopts| -> Vec<String> {
             let all = requested(&InstalledPackages::new(), want, adopts).into_iter();

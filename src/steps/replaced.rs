@@ -352,7 +352,7 @@ mod tests {
                 packages: specs(&["linux-modules-nvidia-580-server-{kernel}"]),
                 headers: Vec::new(),
                 follow: Vec::new(),
-                dkms: None,
+                compiled_as: None,
                 module: "nvidia".into(),
                 branch: None,
                 companions: vec![],

@@ -17,6 +17,9 @@ use crate::{
     tools::{efi, packages::HEADER},
 };
 
+/// The directory of its file.
+pub(super) const DIRECTORY: &str = dkms::SIGNING_DIRECTORY;
+
 /// The `secure-boot` step.
 pub(super) fn step() -> Step {
     Step::new(SECURE_BOOT, |cx| Box::pin(assess(cx)))
@@ -124,7 +127,7 @@ fn decide(state: &ModuleSigningState, facts: &Facts, desired: &Desired) -> Asses
     let Some(driver) = &desired.driver else {
         return messages::no_driver();
     };
-    let Some(module) = &driver.dkms else {
+    let Some(module) = &driver.compiled_as else {
         return Assessment::satisfied("the vendor provides compiled and signed kernel modules");
     };
     if state.adopts {
@@ -269,7 +272,7 @@ mod tests {
             let (mut facts, mut want) = (facts(), desired());
             facts.secure_boot = state;
             if !dkms {
-                want.driver.as_mut().expect("a driver").dkms = None;
+                want.driver.as_mut().expect("a driver").compiled_as = None;
             }
             let nothing = ModuleSigningState::default();
             let answer = decide(&nothing, &facts, &want);

@@ -140,6 +140,12 @@ pub fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
 
+/// Returns the directory that exists while a module is loaded, or if it is built into the kernel.
+#[must_use]
+pub fn in_kernel(module: &str) -> Utf8PathBuf {
+    Utf8PathBuf::from(format!("/sys/module/{}", canonical(module)))
+}
+
 /// Parses [`MODULES`].
 #[must_use]
 pub fn parse_loaded(text: &str) -> Vec<Loaded> {

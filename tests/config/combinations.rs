@@ -67,7 +67,7 @@ fn answer(os: &str, version: &str, arch: &str, source: &str, gpu: &str) -> Strin
                 let has_suite = !repository.suites.is_empty();
                 assert!(has_suite || desired.packages.manager == Manager::Dnf);
             }
-            assert_eq!(desired.headers.is_empty(), driver.dkms.is_none());
+            assert_eq!(desired.headers.is_empty(), driver.compiled_as.is_none());
             assert!(!driver.reasons.is_empty() && !desired.hold.patterns.is_empty());
             let packages: Vec<&str> = driver
                 .packages

@@ -511,7 +511,15 @@ fn profiles_refer_only_to_existing_repositories() {
 #[test]
 fn nvswitches_require_the_fabric_manager() {
     let mut machine = Machine::debian();
-    let fabric = |machine: &Machine| machine.resolution().desired.driver.unwrap().fabric;
+    let fabric = |machine: &Machine| {
+        machine
+            .resolution()
+            .desired
+            .driver
+            .unwrap()
+            .companions
+            .needs
+    };
     assert_eq!(fabric(&machine), Fabric::None);
     machine.facts.nvswitches.push(PciFact {
         pci_address: "0000:07:00.0".parse().unwrap(),
@@ -573,15 +581,15 @@ fn fabric_manager_is_held_with_the_driver() {
         switch(&mut machine);
         assert!(has(&machine), "{source}");
         let driver = machine.resolution().desired.driver.unwrap();
-        let unit = driver.fabric_service.unwrap().unit;
+        let unit = driver.companions.service.unwrap().unit;
         assert_eq!(unit.as_deref(), Some("nvidia-fabricmanager.service"));
     }
     // The Debian archive has no fabric manager.
     let mut machine = Machine::debian().config("driver.source = \"distribution\"");
     switch(&mut machine);
     let driver = machine.resolution().desired.driver.unwrap();
-    assert_eq!(driver.fabric, Fabric::Fm);
-    assert_eq!(driver.fabric_service, None);
+    assert_eq!(driver.companions.needs, Fabric::Fm);
+    assert_eq!(driver.companions.service, None);
 }
 
 #[test]
@@ -605,14 +613,14 @@ fn nvlink5_boards_use_source_with_fabric_packages() {
     ] {
         assert!(names.contains(&name), "{names:?}");
     }
-    let service = driver.fabric_service.unwrap();
+    let service = driver.companions.service.unwrap();
     assert_eq!(service.modules, ["mlx5_core", "ib_umad"]);
     assert!(!service.exact.iter().any(|name| name == "nvlsm"));
     // A configured source is used, and the step reports the missing packages.
     let machine = machine.config("driver.source = \"distribution\"");
     let driver = machine.resolution().desired.driver.unwrap();
     assert_eq!(
-        (driver.source.as_str(), driver.fabric_service),
+        (driver.source.as_str(), driver.companions.service),
         ("distribution", None)
     );
 }
@@ -626,7 +634,7 @@ fn rack_boards_get_imex() {
         driver.packages.iter().any(|spec| spec.name == imex),
         "{driver:?}"
     );
-    assert_eq!(driver.fabric_service.unwrap().unit, None);
+    assert_eq!(driver.companions.service.unwrap().unit, None);
 }
 
 #[test]
@@ -728,7 +736,7 @@ fn arm_kernels_get_signed_modules() {
                 .collect();
             let wanted = format!("linux-modules-nvidia-580-server{infix}-{kernel}");
             assert!(names.contains(&wanted.as_str()), "{names:?}");
-            assert_eq!(driver.dkms, None, "{kernel}");
+            assert_eq!(driver.compiled_as, None, "{kernel}");
         }
     }
 }

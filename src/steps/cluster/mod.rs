@@ -68,8 +68,7 @@ struct WantedLabels {
 async fn wanted(cx: &Cx<'_>, spec: &ClusterSpec) -> WantedLabels {
     let mut wanted = WantedLabels::default();
     if spec.node.gpu_labels {
-        let strategy = spec.node.mig_strategy;
-        match labels::of(cx.facts, cx.state.nvml().await, strategy) {
+        match (spec.node).labels_of_gpus(cx.facts, cx.state.nvml().await) {
             Ok(found) => wanted.labels = found.labels,
             Err(why) => wanted.unknown = Some(why.to_string()),
         }

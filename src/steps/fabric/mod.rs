@@ -7,8 +7,6 @@ mod tests;
 
 use std::time::Duration;
 
-use camino::Utf8Path;
-
 use super::{
     DRIVER_FABRIC, DRIVER_MODULE, DRIVER_PACKAGES, DRIVER_PERSISTENCE,
     driver_packages::adopts,
@@ -18,9 +16,9 @@ use super::{
 use crate::{
     change::{Change, Lock},
     compat::matrix::Fabric,
-    config::desired::{Desired, DriverSpec, FabricService},
-    fabric,
-    host::{ExecError, FabricProgress, GpuFabric, Nvml, NvmlDevice},
+    config::desired::{Desired, DriverSpec},
+    fabric::{self, Gpus, Service},
+    host::{ExecError, Nvml},
     model::version::DriverVersion,
     runtimes,
     state::StateError,
@@ -63,8 +61,8 @@ struct FabricState {
     files: Vec<Change>,
     /// Kernel modules of the service that are not loaded.
     not_loaded: Vec<String>,
-    /// The NVML fabric state of the GPUs, by index. Contains only GPUs with a fabric.
-    gpus: Vec<(u32, GpuFabric)>,
+    /// The fabric states of the GPUs.
+    gpus: Gpus,
     /// The reason that fabric states are unknown.
     silent: Option<String>,
 }
@@ -73,7 +71,7 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
     let Some(driver) = &cx.desired.driver else {
         return Ok(FabricState::default());
     };
-    if driver.fabric == Fabric::None {
+    if driver.companions.needs == Fabric::None {
         return Ok(FabricState::default());
     }
     let loaded = cx.state.loaded_driver()?.cloned();
@@ -84,7 +82,7 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
         version: version(cx).await?,
         ..FabricState::default()
     };
-    if let (Some(service), Some(loaded)) = (&driver.fabric_service, &loaded) {
+    if let (Some(service), Some(loaded)) = (&driver.companions.service, &loaded) {
         let installed = packages::installed(cx).await?;
         let manager = cx.desired.packages.manager;
         state.packages = compare(manager, &service.at(loaded), &installed);
@@ -97,9 +95,7 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
             }
         }
         for module in &service.modules {
-            // `/sys/module` also contains modules that are built into the kernel.
-            let path = format!("/sys/module/{}", kmod::canonical(module));
-            if !cx.host.files().exists(Utf8Path::new(&path))? {
+            if !cx.host.files().exists(&kmod::in_kernel(module))? {
                 state.not_loaded.push(module.clone());
             }
         }
@@ -107,9 +103,8 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
     if loaded.is_some() {
         match cx.state.nvml().await {
             Nvml::Ready(view) => {
-                let of = |gpu: &NvmlDevice| Some((gpu.index, gpu.fabric.clone()?));
-                state.gpus = view.devices.iter().filter_map(of).collect();
-                state.silent = silent(&view.devices);
+                state.gpus = Gpus::of(&view.devices);
+                state.silent = silent(&state.gpus);
             }
             Nvml::Hung { after_seconds } => {
                 state.silent = Some(format!("NVML timed out after {after_seconds} s"));
@@ -127,13 +122,9 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
     Ok(state)
 }
 
-/// Describes the GPUs that did not respond to NVML. Other GPUs without a fabric are ignored, such as GPUs before Hopper and
-/// GPUs that are not connected to the NVSwitches.
-fn silent(devices: &[NvmlDevice]) -> Option<String> {
-    let silent: Vec<u32> = (devices.iter())
-        .filter(|gpu| gpu.error.is_some() && gpu.fabric.is_none())
-        .map(|gpu| gpu.index)
-        .collect();
+/// Describes the GPUs that did not respond to NVML.
+fn silent(gpus: &Gpus) -> Option<String> {
+    let silent = gpus.silent();
     (!silent.is_empty()).then(|| format!("{} did not respond to NVML", messages::indices(&silent)))
 }
 
@@ -147,11 +138,10 @@ async fn unit(cx: &Cx<'_>) -> Result<Option<UnitState>, StepError> {
 }
 
 async fn version(cx: &Cx<'_>) -> Result<Option<DriverVersion>, StepError> {
-    let packages =
-        (cx.state.packages_like(&fabric::PACKAGES).await).map_err(|why| StepError::Unexpected {
-            what: "the installed packages".to_owned(),
-            why,
-        })?;
+    let packages = (fabric::installed(cx.state).await).map_err(|why| StepError::Unexpected {
+        what: "the installed packages".to_owned(),
+        why,
+    })?;
     let Some((name, version)) = packages.into_iter().next() else {
         return Ok(None);
     };
@@ -163,7 +153,7 @@ async fn version(cx: &Cx<'_>) -> Result<Option<DriverVersion>, StepError> {
 }
 
 /// Returns the files that load the service's modules and start the service before programs on the GPUs at the next boot.
-fn files(service: &FabricService) -> Vec<Change> {
+fn files(service: &Service) -> Vec<Change> {
     let mut files = Vec::new();
     if !service.modules.is_empty() {
         files.push(Change::write(
@@ -184,14 +174,14 @@ fn decide(state: &FabricState, desired: &Desired) -> Assessment {
     let Some(driver) = &desired.driver else {
         return messages::no_driver();
     };
-    if driver.fabric == Fabric::None {
+    if driver.companions.needs == Fabric::None {
         return Assessment::not_applicable(
             "no GPU of this machine needs a fabric manager, as far as known",
         );
     }
-    match &driver.fabric_service {
+    match &driver.companions.service {
         Some(service) if !state.adopts => set_up(state, desired, service),
-        _ if driver.fabric == Fabric::Imex => Assessment::not_applicable(
+        _ if driver.companions.needs == Fabric::Imex => Assessment::not_applicable(
             "multi-node NVLink requires IMEX, which is not set up. GPUs of \
              one node work without it",
         ),
@@ -237,7 +227,7 @@ fn found(state: &FabricState, driver: &DriverSpec) -> Assessment {
 
 /// Assesses a fabric manager that gpu-bootstrap sets up for the loaded driver: returns the changes that start it, then blocks
 /// until the GPUs have joined the fabric.
-fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> Assessment {
+fn set_up(state: &FabricState, desired: &Desired, service: &Service) -> Assessment {
     if desired.image {
         return Assessment::awaits_boot("the fabric manager starts at the first boot of the image");
     }
@@ -307,7 +297,7 @@ fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> As
     not_joined(state).unwrap_or_else(|| {
         Assessment::satisfied(format!(
             "the fabric manager {loaded} is running{}",
-            match state.gpus.len() {
+            match state.gpus.known().count() {
                 0 => String::new(),
                 count => format!(", and {} joined the fabric", messages::has(count)),
             }
@@ -316,7 +306,7 @@ fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> As
 }
 
 /// Returns the changes that start a service that is not set up yet.
-fn start(service: &FabricService) -> Vec<Change> {
+fn start(service: &Service) -> Vec<Change> {
     let mut changes = files(service);
     changes.extend(service.modules.iter().map(|module| Change::LoadModule {
         module: module.clone(),
@@ -330,17 +320,7 @@ fn start(service: &FabricService) -> Vec<Change> {
 
 /// Returns the reason that GPUs are unusable although the fabric manager runs. `None` if all have joined.
 fn not_joined(state: &FabricState) -> Option<Assessment> {
-    let indices = |wanted: &dyn Fn(&GpuFabric) -> bool| -> Vec<u32> {
-        let matching = state.gpus.iter().filter(|(_, gpu)| wanted(gpu));
-        matching.map(|(index, _)| *index).collect()
-    };
-    let is_done = |gpu: &GpuFabric| gpu.state == FabricProgress::Completed;
-    let failed = indices(&|gpu| is_done(gpu) && gpu.status != 0);
-    let (_, code) = (state.gpus.iter())
-        .map(|(_, gpu)| (is_done(gpu), gpu.status))
-        .find(|(done, status)| *done && *status != 0)
-        .unwrap_or_default();
-    if !failed.is_empty() {
+    if let Some((failed, code)) = state.gpus.failed() {
         return Some(Assessment::blocked(
             format!(
                 "{} failed to join the fabric (NVML code {code}): programs cannot use them together",
@@ -352,7 +332,7 @@ fn not_joined(state: &FabricState) -> Option<Assessment> {
             ),
         ));
     }
-    let waiting = indices(&|gpu| !is_done(gpu));
+    let waiting = state.gpus.waiting();
     if waiting.is_empty() {
         return state.silent.as_ref().map(|silent| Assessment::BlockedNow {
             why: format!("{silent}: it is unknown if all GPUs have joined the fabric"),

@@ -1,17 +1,20 @@
-use super::{FabricState, decide, detect, files, silent};
+use std::collections::BTreeMap;
+
+use super::{FabricState, decide, detect, files};
 use crate::{
     change::Change,
     compat::matrix::Fabric,
-    config::desired::{Desired, FabricService, Manager},
-    host::{FabricProgress, GpuFabric, NvmlDevice, fake},
+    config::desired::{Desired, Manager},
+    fabric::{Gpus, Service},
+    host::{FabricProgress, GpuFabric, fake},
     steps::{
-        fixtures::{self, desired, in_fabric, nvml_device, unit},
+        fixtures::{self, desired, in_fabric, unit},
         specs::{compare, fixtures::packages},
     },
 };
 
-fn service() -> FabricService {
-    FabricService {
+fn service() -> Service {
+    Service {
         exact: vec!["nvidia-fabricmanager".into(), "libnvidia-nscq".into()],
         unit: Some("nvidia-fabricmanager.service".into()),
         modules: vec!["mlx5_core".into(), "ib_umad".into()],
@@ -22,8 +25,8 @@ fn service() -> FabricService {
 fn wanted() -> Desired {
     let mut wanted = desired();
     let driver = wanted.driver.as_mut().expect("a driver");
-    driver.fabric = Fabric::FmNvlsm;
-    driver.fabric_service = Some(service());
+    driver.companions.needs = Fabric::FmNvlsm;
+    driver.companions.service = Some(service());
     wanted
 }
 
@@ -32,6 +35,20 @@ fn installed(version: &str) -> [String; 2] {
         format!("nvidia-fabricmanager={version}"),
         format!("libnvidia-nscq={version}"),
     ]
+}
+
+/// Eight GPUs that have joined the fabric, except the specified ones.
+fn gpus<const N: usize>(other: [(u32, GpuFabric); N]) -> Gpus {
+    let other = BTreeMap::from(other);
+    let joined = || in_fabric(FabricProgress::Completed, 0);
+    (0..8)
+        .map(|index| {
+            (
+                index,
+                Some(other.get(&index).cloned().unwrap_or_else(joined)),
+            )
+        })
+        .collect()
 }
 
 /// Driver 535.261.03 is loaded, the fabric manager of this version is running, all GPUs have joined.
@@ -45,9 +62,7 @@ fn state(version: &str) -> FabricState {
         packages: compare(Manager::Apt, &service().at(&loaded), &installed),
         packaged: Some(loaded.clone()),
         loaded: Some(loaded),
-        gpus: (0..8)
-            .map(|index| (index, in_fabric(FabricProgress::Completed, 0)))
-            .collect(),
+        gpus: gpus([]),
         ..FabricState::default()
     }
 }
@@ -60,7 +75,7 @@ fn joined_gpus_with_running_fabric_manager_are_ready() {
     );
     // Before Hopper, NVML reports no fabric, so only the unit counts.
     let mut older = state("535.261.03-1");
-    older.gpus.clear();
+    older.gpus = Gpus::default();
     decide(&older, &wanted()).expect_satisfied();
 }
 
@@ -120,12 +135,15 @@ fn mismatched_fabric_manager_blocks() {
 #[test]
 fn joining_gpus_are_awaited_and_failed_ones_reported() {
     let mut joining = state("535.261.03-1");
-    joining.gpus[2].1 = in_fabric(FabricProgress::InProgress, 0);
-    joining.gpus[5].1 = in_fabric(FabricProgress::NotStarted, 0);
+    let not_started = || (5, in_fabric(FabricProgress::NotStarted, 0));
+    joining.gpus = gpus([(2, in_fabric(FabricProgress::InProgress, 0)), not_started()]);
     let (why, _, retryable) = decide(&joining, &wanted()).expect_blocked_now();
     assert!(retryable.is_some_and(|bound| !bound.is_zero()));
     assert!(why.contains("GPUs 2, 5 have not joined the fabric yet"));
-    joining.gpus[2].1 = in_fabric(FabricProgress::Completed, 999);
+    joining.gpus = gpus([
+        (2, in_fabric(FabricProgress::Completed, 999)),
+        not_started(),
+    ]);
     let (why, _) = decide(&joining, &wanted()).expect_blocked();
     assert!(
         why.contains("GPU 2 failed to join the fabric (NVML code 999)"),
@@ -134,25 +152,7 @@ fn joining_gpus_are_awaited_and_failed_ones_reported() {
 }
 
 #[test]
-fn gpus_without_reported_fabric_have_not_joined() {
-    let device = |index: u32, fabric: Option<GpuFabric>, error: Option<&str>| NvmlDevice {
-        fabric,
-        error: error.map(str::to_owned),
-        ..nvml_device(index)
-    };
-    let done = || Some(in_fabric(FabricProgress::Completed, 0));
-    for (devices, said) in rows! {
-        vec![device(0, done(), None), device(1, done(), None)], None;
-        // GPUs before Hopper, and GPUs that are not connected to the NVSwitches, have no fabric.
-        vec![device(0, None, None), device(1, None, None)], None;
-        vec![device(0, done(), None), device(1, None, None)], None;
-        vec![device(0, done(), None), device(1, None, Some("lost"))],
-            Some("GPU 1 did not respond to NVML");
-        vec![device(0, None, Some("GPU is lost")), device(1, None, None)],
-            Some("GPU 0 did not respond to NVML");
-    } {
-        assert_eq!(silent(&devices).as_deref(), said);
-    }
+fn silent_gpu_blocks_until_its_fabric_is_known() {
     let mut lost = state("535.261.03-1");
     lost.silent = Some("GPU 1 did not respond to NVML".to_owned());
     let (why, _, retryable) = decide(&lost, &wanted()).expect_blocked_now();
@@ -181,8 +181,8 @@ fn plan_lists_start_before_driver_is_loaded() {
 fn rack_needs_imex_installed_but_not_started() {
     let mut rack = wanted();
     let driver = rack.driver.as_mut().expect("a driver");
-    driver.fabric = Fabric::Imex;
-    driver.fabric_service = Some(FabricService {
+    driver.companions.needs = Fabric::Imex;
+    driver.companions.service = Some(Service {
         unit: None,
         modules: vec![],
         ..service()
@@ -202,7 +202,7 @@ fn missing_fabric_packages_block_only_with_switches() {
     let none = FabricState::default();
     decide(&none, &wanted).expect_not_applicable();
     let driver = wanted.driver.as_mut().expect("a driver");
-    driver.fabric = Fabric::Fm;
+    driver.companions.needs = Fabric::Fm;
     let branch = driver.branch;
     let (why, hint) = decide(&none, &wanted).expect_blocked();
     assert!(why.contains("fabric manager") && why.contains("not installed"));
