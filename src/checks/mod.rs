@@ -26,6 +26,7 @@ mod owner;
 mod packages;
 mod pci;
 mod pins;
+mod program;
 mod rdma;
 mod runtime_files;
 mod virt;
@@ -54,6 +55,7 @@ pub const ALL: &[Family] = &[
     runtime_files::FAMILY,
     containerd::FAMILY,
     kubelet::FAMILY,
+    program::FAMILY,
     cluster::FAMILY,
 ];
 
