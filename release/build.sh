@@ -8,19 +8,8 @@ cd "$(dirname "$0")/.."
 
 glibc=2.28
 out=target/release-files
-tools=${RELEASE_TOOLS:-target/release-tools}
-
-if [ -z "${RELEASE_TOOLS:-}" ]; then
-    # Recreate the virtual environment if pip failed in it.
-    if ! cmp -s release/requirements.txt "$tools/requirements.txt"; then
-        rm -rf "$tools"
-        python3 -m venv "$tools"
-        "$tools/bin/pip" install --quiet --disable-pip-version-check --require-hashes \
-            --only-binary :all: -r release/requirements.txt
-        cp release/requirements.txt "$tools/requirements.txt"
-    fi
-fi
-PATH=$(cd "$tools/bin" && pwd):$PATH
+tools=$(release/tools.sh)
+PATH=$tools/bin:$PATH
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 here=$(pwd -P)
 cargo_home=$(cd "${CARGO_HOME:-$HOME/.cargo}" && pwd -P)
@@ -58,28 +47,8 @@ build() {
         fi
     fi
     name=gpu-bootstrap-$version-linux-$architecture
-    tree=$out/$name
-    mkdir -p "$tree/completions" "$tree/docs/man"
-    install -m 755 "$program" "$tree/gpu-bootstrap"
-    for shell in bash zsh fish; do
-        # shellcheck disable=SC2086 # RUNNER is empty or a command with arguments.
-        ${RUNNER:-} "$generator" completions "$shell" >"$tree/completions/gpu-bootstrap.$shell"
-    done
-    install -m 644 docs/man/*.[15] "$tree/docs/man"
-    install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT "$tree"
-    install -m 644 docs/*.md docs/*.json "$tree/docs"
-    cp -r cloud-init examples "$tree"
-    rm "$tree"/examples/*.rs "$tree"/cloud-init/README.md "$tree"/cloud-init/values.toml "$tree"/cloud-init/*/form.toml
-    python3 release/dependencies.py licenses "$rust_target" >"$tree/LICENSES-OF-DEPENDENCIES"
     python3 release/dependencies.py sbom "$rust_target" "$program" >"$out/$name.cdx.json"
-    find "$tree" -type d -exec chmod 755 {} +
-    find "$tree" -type f ! -name gpu-bootstrap ! -name slurm-join -exec chmod 644 {} +
-    (
-        cd "$out"
-        tar --create --sort=name --format=ustar --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner "$name" |
-            gzip --no-name --best >"$name.tar.gz"
-        rm -rf "$name"
-    )
+    GENERATOR="${RUNNER:-} $generator" release/archive.sh "$program" "$out/$name.tar.gz"
     release/package.sh "$out/$name.tar.gz"
 }
 

@@ -370,6 +370,14 @@ fn removal_lists_what_stays_and_upgrades_do_not() {
         );
         assert!(said.contains("etc/gpu-bootstrap stay"), "{said}");
     }
+    let resume = "etc/systemd/system/gpu-bootstrap-resume.service";
+    let waits = "a run waits for a reboot, and continues only if the package is installed by then";
+    for (program, is_ours) in [("/usr/local/bin", false), ("/usr/bin", true)] {
+        let line = format!("[Service]\nExecStart={program}/gpu-bootstrap install --resume\n");
+        system.put(resume, line);
+        assert_eq!(system.run("postrm", "remove").contains(waits), is_ours);
+        assert!(!system.run("postrm", "purge").contains(waits));
+    }
     for argument in [
         "upgrade",
         "1",

@@ -19,7 +19,8 @@ use crate::{
     },
 };
 
-const SERVICE: &str = "gpu-bootstrap-check.service";
+/// The service that runs `check`.
+pub const SERVICE: &str = "gpu-bootstrap-check.service";
 const TIMER: &str = "gpu-bootstrap-check.timer";
 
 /// Prefix of the command line in the unit.

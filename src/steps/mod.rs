@@ -42,9 +42,11 @@ mod streams;
 mod toolkit;
 
 pub use autoload::PATH as AUTOLOAD_PATH;
+pub(crate) use check_timer::SERVICE as CHECK_SERVICE;
 pub use driver_packages::kept_branch;
 pub use kernels::resolve;
 pub use module::AFTER_MODULES;
+pub(crate) use program::{PACKAGED, USUAL};
 
 use crate::{
     config::desired::{Daemon, RuntimeKind},

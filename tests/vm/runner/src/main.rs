@@ -36,6 +36,7 @@ mod power;
 mod qemu;
 mod queue;
 mod record;
+mod release;
 mod repo;
 mod rootfs;
 mod run;
@@ -376,6 +377,7 @@ fn wanted(machines: &Machines, cases: &[&Case]) -> Result<Wanted> {
     for case in cases {
         let machine = machines.machine(&case.machine)?;
         wanted.qemu |= machine.kind.is_emulated();
+        wanted.packages |= case.release_packages;
         if machine.kind == Kind::Image {
             wanted.images.insert(machine.root.clone());
             continue;
