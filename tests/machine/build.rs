@@ -38,6 +38,8 @@ pub struct Description {
     pub secure_boot: String,
     /// `VENDOR:DEVICE` of each GPU, with `/SUBVENDOR:SUBDEVICE` if it matters.
     pub gpus: Vec<String>,
+    /// Number of NVSwitches of an HGX H100 board.
+    pub nvswitches: u8,
     /// In-tree drivers that bind the GPU at boot unless they are denied.
     pub in_tree: Vec<String>,
     /// In-tree drivers in the initramfs.
@@ -173,6 +175,10 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     for (at, id) in about.gpus.iter().enumerate() {
         put_gpu(fakes, &format!("0000:{:02x}:00.0", 6 + at), id);
     }
+    for at in 0..about.nvswitches {
+        let address = format!("0000:e1:{:02x}.0", 7 + at);
+        put_function(fakes, &address, "10de:22a3", "10de:1796", "068000");
+    }
     let image = if about.rpm.is_some() {
         "initramfs-KERNEL.img"
     } else {
@@ -261,6 +267,12 @@ fn secure_boot(about: &Description, fakes: &Fakes) {
 
 fn put_gpu(fakes: &Fakes, address: &str, id: &str) {
     let (id, subsystem) = id.split_once('/').unwrap_or((id, "10de:16c1"));
+    put_function(fakes, address, id, subsystem, "030200");
+    let path = format!("/sys/bus/pci/devices/{address}/numa_node");
+    fakes.files.put(&path, "-1\n");
+}
+
+fn put_function(fakes: &Fakes, address: &str, id: &str, subsystem: &str, class: &str) {
     let (vendor, device) = id.split_once(':').expect("VENDOR:DEVICE");
     let (sub_vendor, sub_device) = subsystem.split_once(':').expect("VENDOR:DEVICE");
     let directory = format!("/sys/bus/pci/devices/{address}");
@@ -269,13 +281,12 @@ fn put_gpu(fakes: &Fakes, address: &str, id: &str) {
         ("device", device),
         ("subsystem_vendor", sub_vendor),
         ("subsystem_device", sub_device),
-        ("class", "030200"),
+        ("class", class),
     ] {
         fakes
             .files
             .put(&format!("{directory}/{name}"), format!("0x{value}\n"));
     }
-    fakes.files.put(&format!("{directory}/numa_node"), "-1\n");
 }
 
 /// The archive package for `NAME` or `NAME=VERSION`.

@@ -27,6 +27,9 @@ use crate::{
 pub struct Scenario {
     /// One sentence about the behavior under test.
     pub about: String,
+    /// One run of the scenario for each table: `{{KEY}}` in the file is replaced by the value of KEY.
+    #[serde(default)]
+    pub each: Vec<BTreeMap<String, String>>,
     /// The rows of the failure catalog that it covers.
     #[serde(default)]
     pub failures: Vec<u32>,
@@ -124,10 +127,28 @@ fn names() -> Vec<String> {
     found
 }
 
-fn read(name: &str) -> Scenario {
+/// Reads a scenario, once for each table of `each`.
+fn read(name: &str) -> Vec<Scenario> {
     let path = directory().join(format!("{name}.toml"));
     let text = std::fs::read_to_string(&path).expect("a scenario");
-    toml::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
+    let parsed = |text: &str| -> Scenario {
+        toml::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"))
+    };
+    let scenario = parsed(&text);
+    if scenario.each.is_empty() {
+        return vec![scenario];
+    }
+    let filled = |values: &BTreeMap<String, String>| {
+        let mut text = text.clone();
+        for (key, value) in values {
+            let placeholder = format!("{{{{{key}}}}}");
+            assert!(text.contains(&placeholder), "{name} ignores `{key}`");
+            text = text.replace(&placeholder, value);
+        }
+        assert!(!text.contains("{{"), "{name}: no value for a placeholder");
+        parsed(&text)
+    };
+    scenario.each.iter().map(filled).collect()
 }
 
 /// Declares a test for each scenario.
@@ -154,15 +175,15 @@ pub(crate) use scenarios;
 )]
 pub fn run(name: &str) {
     let start = std::time::Instant::now();
-    let scenario = read(name);
-    let wrong = play(&scenario);
+    let wrong = in_parallel(&read(name), |scenario| {
+        let wrong = play(scenario);
+        match wrong.is_empty() {
+            true => wrong,
+            false => vec![format!("{}\n  {}", scenario.about, wrong.join("\n  "))],
+        }
+    });
     println!("{name}: {:.2} s", start.elapsed().as_secs_f32());
-    assert!(
-        wrong.is_empty(),
-        "{}\n  {}",
-        scenario.about,
-        wrong.join("\n  ")
-    );
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// The differences from the expected results.
@@ -593,7 +614,7 @@ fn every_scenario_has_a_test() {
 
 #[test]
 fn every_cataloged_failure_has_a_scenario() {
-    let scenarios: Vec<Scenario> = names().iter().map(|name| read(name)).collect();
+    let scenarios: Vec<Scenario> = names().iter().flat_map(|name| read(name)).collect();
     assert!(scenarios.len() >= 40, "{} scenarios", scenarios.len());
     // These rows need a real cluster or belong to a later version: containers that lose GPUs (9), the kubelet (18, 22).
     let later = [9, 18, 22];
