@@ -24,6 +24,8 @@ const GIB: u64 = 1 << 30;
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Description {
+    /// An Ubuntu release, which sets the operating system, the archive, its sources and the packages of the running kernel.
+    pub release: Option<String>,
     /// The content of `/usr/lib/os-release`.
     pub os_release: String,
     /// Name of a file in `archives/`.
@@ -84,7 +86,46 @@ pub fn describe(base: &str, differs: Table) -> Description {
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
     let mut whole: Table = text.parse().unwrap_or_else(|e| panic!("{path}: {e}"));
     merge(&mut whole, differs);
-    Table::try_into(whole).unwrap_or_else(|e| panic!("a machine on {base}: {e}"))
+    let mut about: Description =
+        Table::try_into(whole).unwrap_or_else(|e| panic!("a machine on {base}: {e}"));
+    if let Some(release) = about.release.clone() {
+        ubuntu(&mut about, &release);
+    }
+    about
+}
+
+/// Describes an Ubuntu machine that runs a kernel from the archive, or from an image that is older than all archive versions.
+fn ubuntu(about: &mut Description, release: &str) {
+    let codename = match release {
+        "22.04" => "jammy",
+        "24.04" => "noble",
+        "26.04" => "resolute",
+        other => panic!("no archive for {other}"),
+    };
+    about.os_release = format!(
+        "NAME=\"Ubuntu\"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID=\"{release}\"\n\
+         VERSION_CODENAME={codename}\nPRETTY_NAME=\"Ubuntu {release} LTS\"\n"
+    );
+    about.archive = format!("ubuntu-{release}");
+    let kernel = &about.kernel;
+    // Without the flavor.
+    let abi: Vec<&str> = kernel.splitn(3, '-').take(2).collect();
+    let abi = abi.join("-");
+    about.plain = vec![
+        "apt=2.8.3".to_owned(),
+        "initramfs-tools=0.142".to_owned(),
+        format!("linux-image-{kernel}={abi}.1"),
+        format!("linux-modules-{kernel}={abi}.1"),
+    ];
+    about.files.insert(
+        "/etc/apt/sources.list.d/ubuntu.sources".to_owned(),
+        format!(
+            "Types: deb\nURIs: http://archive.ubuntu.com/ubuntu\n\
+             Suites: {codename} {codename}-updates {codename}-security\n\
+             Components: main restricted universe multiverse\n\
+             Signed-By: /usr/share/keyrings/ubuntu-archive-keyring.gpg\n"
+        ),
+    );
 }
 
 /// Builds the machine, including the effects of its first boot.

@@ -8,12 +8,14 @@ use std::{
 };
 
 use gpu_bootstrap::host::fake::{self, Damage, Snapshot};
+use gpu_bootstrap::model::pattern::matches;
 use nix::errno::Errno;
 use serde::Deserialize;
 use serde_json::Value;
 use toml::Table;
 
 use crate::{
+    archive,
     build::describe,
     dpkg, gpu,
     machine::{Machine, Ran},
@@ -61,6 +63,14 @@ pub struct Act {
     pub stop: Vec<String>,
     /// The faults, starting with this act.
     pub faults: Option<Faults>,
+    /// Packages purged before the act.
+    pub purge: Vec<String>,
+    /// Packages (`NAME` or `NAME=VERSION`, both patterns) removed from the downloaded lists before the act.
+    pub forget: Vec<String>,
+    /// The same, removed from the mirrors as well.
+    pub withdraw: Vec<String>,
+    /// Versions replaced by a newer one in the mirrors and in the downloaded lists before the act.
+    pub supersede: BTreeMap<String, String>,
     /// The holder of the run lock, as written in the lock file.
     pub busy: Option<String>,
     /// Unreadable paths in this act.
@@ -86,6 +96,8 @@ pub struct Act {
     pub stderr: Vec<String>,
     /// Texts that standard output contains.
     pub stdout: Vec<String>,
+    /// Texts that standard output does not contain.
+    pub not_stdout: Vec<String>,
     /// Texts that neither the output nor a journal record contains.
     pub silent_about: Vec<String>,
     /// The machine has no relevant change in this act.
@@ -100,7 +112,7 @@ pub struct Act {
     pub files: BTreeMap<String, Vec<String>>,
     /// Paths that do not exist afterwards.
     pub absent: Vec<String>,
-    /// Versions of packages afterwards (`*` patterns). An empty text means not installed.
+    /// Versions of packages afterwards. Names and versions are patterns. An empty text means that no such package is installed.
     pub packages: BTreeMap<String, String>,
     /// Packages that are on hold afterwards.
     pub held: Vec<String>,
@@ -281,6 +293,18 @@ impl Act {
         for unit in &self.stop {
             units::stop(files, unit);
         }
+        for name in &self.purge {
+            dpkg::remove(files, &lock(&machine.state), name, true);
+        }
+        for spec in &self.forget {
+            archive::forget(files, spec);
+        }
+        for spec in &self.withdraw {
+            lock(&machine.state).archive.withdraw(files, spec);
+        }
+        for (old, new) in &self.supersede {
+            lock(&machine.state).archive.supersede(files, old, new);
+        }
         if let Some(holder) = &self.busy {
             files.hold_lock("/run/gpu-bootstrap/lock", holder);
         }
@@ -375,6 +399,11 @@ impl Act {
         for part in &self.stdout {
             if !out.contains(&on_one_line(part)) {
                 wrong.push(format!("standard output does not contain `{part}`"));
+            }
+        }
+        for part in &self.not_stdout {
+            if out.contains(&on_one_line(part)) {
+                wrong.push(format!("standard output contains `{part}`"));
             }
         }
         for part in &self.silent_about {
@@ -497,12 +526,18 @@ impl Act {
         }
         let database = dpkg::read(files);
         for (name, version) in &self.packages {
-            let found = database
-                .get(name)
-                .filter(|entry| entry.state == "installed")
-                .map_or_else(String::new, |entry| entry.version.clone());
-            if !gpu_bootstrap::model::pattern::matches(version, &found) {
-                wrong.push(format!("{name} is `{found}` instead of `{version}`"));
+            let mut found: Vec<&str> = (database.iter())
+                .filter(|(known, entry)| matches(name, known) && entry.state == "installed")
+                .map(|(_, entry)| entry.version.as_str())
+                .collect();
+            if found.is_empty() {
+                found.push("");
+            }
+            for found in found {
+                // `*` matches any version, but a package that is not installed has none.
+                if found.is_empty() != version.is_empty() || !matches(version, found) {
+                    wrong.push(format!("{name} is `{found}` instead of `{version}`"));
+                }
             }
         }
         for name in &self.held {
