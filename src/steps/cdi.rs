@@ -549,6 +549,8 @@ devices:
                 &desired()
             ));
         }
+        let other = Change::write(UNIT_PATH, String::new());
+        assert!(!(step().wants)(&other, &desired()));
     }
 
     #[tokio::test]
