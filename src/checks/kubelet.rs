@@ -228,10 +228,8 @@ fn of_distribution(
     owner: &KubernetesDistribution,
 ) -> Result<Option<Finding>, StepError> {
     let name = owner.name;
-    let faulty = |why: String, remedy: String| Finding {
-        remedy: Some(remedy),
-        ..Finding::new(RUNTIME, Verdict::Fail, why)
-    };
+    let faulty =
+        |why: String, remedy: String| Finding::new(RUNTIME, Verdict::Fail, why).with_remedy(remedy);
     for file in subject.state.distribution_files(owner)? {
         let path = &file.path;
         // Another check reports files with syntax errors.

@@ -513,32 +513,20 @@ fn sources(
             });
         }
         if let Some((why, remedy)) = retired(&entries).or_else(|| shut_down(&entries)) {
-            return Ok(Finding {
-                remedy: Some(remedy),
-                ..finding(Verdict::Fail, why)
-            });
+            return Ok(finding(Verdict::Fail, why).with_remedy(remedy));
         }
         if let Some((why, remedy)) = nowhere(&entries) {
-            return Ok(Finding {
-                remedy: Some(remedy),
-                ..finding(Verdict::Warn, why)
-            });
+            return Ok(finding(Verdict::Warn, why).with_remedy(remedy));
         }
         if let Some(foreign) = os.and_then(|os| foreign(&entries, os, backend.commands().refresh)) {
             let status = match foreign.stops && installs {
                 true => Verdict::Fail,
                 false => Verdict::Warn,
             };
-            return Ok(Finding {
-                remedy: Some(foreign.remedy),
-                ..finding(status, foreign.why)
-            });
+            return Ok(finding(status, foreign.why).with_remedy(foreign.remedy));
         }
         if let Some((why, remedy)) = moved {
-            return Ok(Finding {
-                remedy: Some(remedy),
-                ..finding(Verdict::Warn, why)
-            });
+            return Ok(finding(Verdict::Warn, why).with_remedy(remedy));
         }
     }
     Ok(match told {

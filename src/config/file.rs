@@ -279,7 +279,7 @@ settings! {
     /// How packages are installed.
     PackagesConfig {
         /// How long to wait for another package manager or DKMS process; `--lock-timeout` overrides it.
-        pub lock_timeout: Option<TimeLimit> => r#"`"15m"`"#,
+        pub lock_timeout: TimeLimit = TimeLimit::minutes(15),
         /// Hosts, domains and networks to access without the proxy, separated by commas.
         pub no_proxy: Option<String> => "`no_proxy` of the environment",
         /// An HTTP proxy for the package manager and for keys, also when packages are removed. Its password is never
@@ -315,14 +315,14 @@ settings! {
         /// Run [the probe](probe.md) in a container of each runtime: all GPUs must be visible and run a computation.
         /// CRI-O is excluded because it only runs pods: run a pod with a GPU there. If no runtime can run the container
         /// (`false`, `runtime.use = []`, only CRI-O, or no toolkit), the probe runs on the host (`validation.compute`).
-        pub container: Option<bool> => "`true`",
+        pub container: bool = true,
         /// The image for the probe, as `REGISTRY/NAME:TAG` or `REGISTRY/NAME@sha256:DIGEST`, or `cuda` for the
         /// [NVIDIA base image](#validation-image).
         pub image: Option<Word> => "a built-in one, which needs no registry",
         /// The time limit of the container.
-        pub timeout: Option<TimeLimit> => r#"`"1m"`"#,
+        pub timeout: TimeLimit = TimeLimit::minutes(1),
         /// The time limit for pulling the image, including all retries.
-        pub pull_timeout: Option<TimeLimit> => r#"`"30m"`"#,
+        pub pull_timeout: TimeLimit = TimeLimit::minutes(30),
     }
 }
 

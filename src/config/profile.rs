@@ -7,12 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use serde::Deserialize;
 
 use crate::{
-    config::{
-        desired::Manager,
-        error::ConfigError,
-        kernel::KernelRow,
-        values::{Fingerprint, TimeLimit},
-    },
+    config::{desired::Manager, error::ConfigError, kernel::KernelRow, values::Fingerprint},
     facts::Os,
     host::ReadFiles,
     model::{
@@ -54,8 +49,6 @@ pub struct Profile {
     pub modules: ModuleDefaults,
     /// Persistence of the driver's state.
     pub persistence: PersistenceDefaults,
-    /// The container probe.
-    pub validation: ValidationDefaults,
     /// Held packages.
     pub hold: HoldDefaults,
     /// Supported releases.
@@ -93,8 +86,6 @@ pub struct ArchitectureNames {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct PackageDefaults {
-    /// How long to wait for another package manager.
-    pub lock_timeout: TimeLimit,
     /// Units that start a package manager automatically.
     pub pause_units: Vec<String>,
     /// Shell patterns for names of kernel packages. No transaction installs a new kernel as a dependency.
@@ -118,16 +109,6 @@ pub struct ModuleDefaults {
 pub struct PersistenceDefaults {
     /// The unit of the daemon.
     pub unit: String,
-}
-
-/// Defaults of the container probe.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct ValidationDefaults {
-    /// Run a container.
-    pub container: bool,
-    /// The time limit.
-    pub timeout: TimeLimit,
 }
 
 /// Held packages.

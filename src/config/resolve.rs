@@ -550,10 +550,7 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
     let own = &config.packages;
     PackagePolicy {
         manager: profile.manager,
-        lock_timeout_seconds: own
-            .lock_timeout
-            .unwrap_or(profile.packages.lock_timeout)
-            .seconds(),
+        lock_timeout_seconds: own.lock_timeout.seconds(),
         proxy: own.proxy.as_ref().map(|proxy| Secret::new(proxy.expose())),
         no_proxy: own.no_proxy.clone(),
         pause_units: profile.packages.pause_units.clone(),

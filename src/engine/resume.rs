@@ -55,39 +55,11 @@ pub(super) fn unit(exe: &Utf8Path, deadline: Duration, imports: bool) -> String 
         false => "",
     };
     format!(
-        "# Written by gpu-bootstrap; it removes this file when its work is done.\n\
-         [Unit]\n\
-         Description=Finish the GPU set-up that gpu-bootstrap began\n\
-         Wants=network-online.target\n\
-         After=network-online.target\n\
-         {AFTER_MODULES}\n\
-         Before=nvidia-persistenced.service\n\
-         RequiresMountsFor={STATE}\n\
-         StartLimitIntervalSec=1h\n\
-         StartLimitBurst=3\n\
-         \n\
-         [Service]\n\
-         Type=exec\n\
-         ExecStart={exe} install --resume\n\
-         {credentials}\
-         SuccessExitStatus=8\n\
-         Restart=on-failure\n\
-         RestartPreventExitStatus=2 3 5 6 7 9 10\n\
-         RestartSec=30\n\
-         TimeoutStartSec=2min\n\
-         RuntimeMaxSec={most}s\n\
-         TimeoutStopSec=30min\n\
-         KillMode=mixed\n\
-         StandardInput=null\n\
-         StandardOutput=journal+console\n\
-         StandardError=journal+console\n\
-         UMask=0022\n\
-         LockPersonality=yes\n\
-         RestrictRealtime=yes\n\
-         \n\
-         [Install]\n\
-         WantedBy=multi-user.target\n",
+        include_str!("resume.service"),
+        after_modules = AFTER_MODULES,
+        state = STATE,
         exe = quoted(exe),
+        credentials = credentials,
         most = deadline.saturating_add(BEYOND_DEADLINE).as_secs(),
     )
 }
