@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the files of a release for machines with glibc 2.28 or newer: release/build.sh [ARCHITECTURE…]. For each architecture
 # (x86_64 and aarch64), writes to target/release-files: the archive, the .deb, the .rpm and the SBOM. Also writes the container
-# image and the Helm chart for all these architectures, install.sh, the build information and SHA256SUMS (release/checksums.sh). Builds are reproducible: order, times and owners are fixed, and the
-# binary contains no paths of the build machine.
+# image of these architectures, the Helm chart, install.sh, the build information and SHA256SUMS (release/checksums.sh). Builds are
+# reproducible: order, times and owners are fixed, and the binary contains no paths of the build machine.
 set -eu
 cd "$(dirname "$0")/.."
 

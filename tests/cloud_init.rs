@@ -782,9 +782,9 @@ fn gpu_pod_matches_the_daemonset() {
     let container = &gpu_pod["containers"][0];
     assert_eq!(container["image"], pod()["containers"][0]["image"]);
     // The links in the image need this volume.
-    let usr = serde_json::json!({"name": "host-usr", "hostPath": {"path": "/usr", "type": "Directory"}});
-    let mount =
-        serde_json::json!({"name": "host-usr", "mountPath": "/host/usr", "readOnly": true});
+    let usr =
+        serde_json::json!({"name": "host-usr", "hostPath": {"path": "/usr", "type": "Directory"}});
+    let mount = serde_json::json!({"name": "host-usr", "mountPath": "/host/usr", "readOnly": true});
     for spec in [gpu_pod, &pod()] {
         assert_eq!(spec["volumes"][0], usr);
         assert_eq!(spec["containers"][0]["volumeMounts"][0], mount);

@@ -61,6 +61,9 @@ source "amazon-ebs" "gpu_node" {
     device_name           = "/dev/sda1"
     volume_size           = 30
     volume_type           = "gp3"
+    # Included in the price of gp3.
+    iops                  = 3000
+    throughput            = 125
     delete_on_termination = true
   }
 }
