@@ -7,7 +7,7 @@
 # chart are compared with the manifest, and with the API schema of Kubernetes. For Nomad, only the HCL syntax is tested: no package
 # registry has its validator.
 #
-# Requires Debian or Ubuntu, Python 3.11 or 3.12 with venv, and Go 1.21 or newer. The tools are installed in target/examples, in
+# Requires Debian or Ubuntu, Python 3.11 to 3.13 with venv, and Go 1.21 or newer. The tools are installed in target/examples, in
 # fixed versions: from PyPI (requirements.txt), as Go modules, which Go verifies with its checksum database, and from Debian. Only
 # slurmd has the version of this distribution. If a tool cannot be installed, the test fails.
 set -eu
