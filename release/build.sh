@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the files of a release for machines with glibc 2.28 or newer: release/build.sh [ARCHITECTURE…]. For each architecture
-# (x86_64 and aarch64), writes to target/release-files: the archive, the .deb, the .rpm and the SBOM. Also writes install.sh,
-# the build information and SHA256SUMS (release/checksums.sh). Builds are reproducible: order, times and owners are fixed, and the
-# binary contains no paths of the build machine.
+# (x86_64 and aarch64), writes to target/release-files: the archive, the .deb, the .rpm and the SBOM. Also writes the container
+# image of these architectures, the Helm chart, install.sh, the build information and SHA256SUMS (release/checksums.sh). Builds are
+# reproducible: order, times and owners are fixed, and the binary contains no paths of the build machine.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -48,6 +48,10 @@ build() {
     fi
     name=gpu-bootstrap-$version-linux-$architecture
     python3 release/dependencies.py sbom "$rust_target" "$program" >"$out/$name.cdx.json"
+    # The container image of this architecture contains the same binary, licenses and SBOM.
+    mkdir -p "$images/$architecture"
+    cp "$program" LICENSE-APACHE LICENSE-MIT "$out/$name.cdx.json" "$images/$architecture"
+    python3 release/dependencies.py licenses "$rust_target" >"$images/$architecture/LICENSES-OF-DEPENDENCIES"
     GENERATOR="${RUNNER:-} $generator" release/archive.sh "$program" "$out/$name.tar.gz"
     release/package.sh "$out/$name.tar.gz"
 }
@@ -58,13 +62,21 @@ fi
 # SHA256SUMS lists only files of this build.
 rm -rf "$out"
 mkdir -p "$out"
+images=$(mktemp -d)
+trap 'rm -rf "$images"' EXIT
 for one in "$@"; do
     build "$one"
+    image_sources="${image_sources:-} $one=$images/$one"
 done
+revision=$(git rev-parse HEAD)
+# shellcheck disable=SC2086 # A list of words.
+digest=$(python3 release/image.py "$version" "$revision" "$out/gpu-bootstrap-$version-oci.tar" $image_sources)
+release/chart.sh "$version" "$digest" "$out/gpu-bootstrap-$version.tgz"
 cat >"$out/gpu-bootstrap-$version.buildinfo" <<EOF
 Version: $version
-Commit: $(git rev-parse HEAD)
+Commit: $revision
 Source-Date-Epoch: $SOURCE_DATE_EPOCH
+Image: $digest
 Compiler: $(rustc --version)
 Tools:
 $(sed -n 's/^\([a-z].*\) --hash=\(.*\)/ \1 \2/p' release/requirements.txt)
