@@ -66,7 +66,7 @@ async fn summary(
             .any(|job| job.id == *id && is_done(outcome(job)))
     };
     let validated = if succeeded(&steps::VALIDATION_CONTAINER) {
-        let names: Vec<&str> = steps::container::to_validate(desired)
+        let names: Vec<&str> = (desired.runtimes.iter())
             .map(|one| one.kind.name())
             .collect();
         Some(format!("in a container of {}", names.join(" and ")))
