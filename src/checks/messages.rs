@@ -2,9 +2,11 @@
 
 use crate::{
     check::{Finding, Verdict},
+    config::profile::Profile,
     facts::{Facts, GpuFact, Os, detection},
-    host::{FilesError, ReadFiles},
+    host::ReadFiles,
     model::text::counted,
+    step::StepError,
     tools::packages::Manager,
 };
 
@@ -32,17 +34,29 @@ pub(super) fn skip_without_gpu(finding: Finding, facts: &Facts) -> Finding {
     }
 }
 
+/// Returns the built-in profiles.
+pub(super) fn profiles() -> Result<Vec<Profile>, StepError> {
+    Profile::all_built_in().map_err(|error| StepError::Unexpected {
+        what: "the built-in profiles".to_owned(),
+        why: error.to_string(),
+    })
+}
+
 /// The package manager of a machine, also of a machine that `install` does not support.
 pub(super) fn manager(
     files: &dyn ReadFiles,
     os: Option<&Os>,
-) -> Result<Option<Manager>, FilesError> {
+) -> Result<Option<Manager>, StepError> {
     for manager in Manager::ALL {
         if manager.backend().is_used_on(files)? {
             return Ok(Some(manager));
         }
     }
-    Ok(os.and_then(detection::manager_of))
+    let Some(os) = os else {
+        return Ok(None);
+    };
+    let manager = Profile::of(&profiles()?, os).map(|profile| profile.manager);
+    Ok(manager.or_else(|| detection::manager_of(os)))
 }
 
 /// The name of a GPU, or its ID if it has no name.
