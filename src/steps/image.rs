@@ -132,7 +132,7 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Found, ImageState, decide, step, wanted};
+    use super::{Found, ImageState, decide, package_step, step, wanted};
     use crate::{
         change::Change,
         config::desired::{Desired, RuntimeKind},

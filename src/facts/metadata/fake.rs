@@ -167,7 +167,9 @@ impl FakeService {
         if seen.header(name) != Some(value) {
             return no(self.otherwise);
         }
-        self.responses.get(&seen.path).map_or(no(404), |body| ok(body))
+        self.responses
+            .get(&seen.path)
+            .map_or(no(404), |body| ok(body))
     }
 }
 

@@ -85,7 +85,9 @@ async fn each_cloud_is_detected_and_completes_the_facts() {
         };
         let facts = asked_quickly(name, &serve(move |seen| service.reply(seen))).await;
         for (fact, value) in facts.cloud.keys() {
-            let wanted = fact.strip_prefix("cloud.").and_then(|key| test.facts.get(key));
+            let wanted = fact
+                .strip_prefix("cloud.")
+                .and_then(|key| test.facts.get(key));
             assert_eq!(value.as_ref(), wanted, "{name}: {fact}");
         }
         assert_eq!(facts.unknown, [], "{name}");
