@@ -370,6 +370,30 @@ impl Profile {
         built_in_names().map(Self::built_in).collect()
     }
 
+    /// Lists the systems of the built-in profiles whose archive has signed modules: `almalinux 9, 10; ubuntu 24.04`.
+    ///
+    /// # Errors
+    /// If the binary is corrupt.
+    pub fn with_signed_modules() -> Result<String, ConfigError> {
+        let mut systems = Vec::new();
+        for profile in Self::all_built_in()? {
+            let is_signed = |release: &&Release| {
+                profile.driver.iter().any(|row| {
+                    row.source == DISTRIBUTION
+                        && !row.build.is_compiled()
+                        && row.releases.contains(&release.version_id)
+                })
+            };
+            let releases: Vec<&str> = (profile.release.iter().filter(is_signed))
+                .map(|release| release.version_id.as_str())
+                .collect();
+            if !releases.is_empty() {
+                systems.push(format!("{} {}", profile.name, releases.join(", ")));
+            }
+        }
+        Ok(systems.join("; "))
+    }
+
     /// Returns whether the value is a path instead of a name.
     #[must_use]
     pub fn is_path(asked: &str) -> bool {
