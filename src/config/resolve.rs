@@ -464,6 +464,9 @@ fn runtime_rows<'a>(
     let served = |row: &&RuntimeRow| row.releases.contains(&release.version_id);
     let mut rows: Vec<&RuntimeRow> = Vec::new();
     for &kind in kinds {
+        if let Some((why, hint)) = choice::unsupported(kind) {
+            return Err(inputs.layers.wrong("runtime.use", why, Some(hint)).into());
+        }
         let of_kind = profile
             .runtime
             .iter()

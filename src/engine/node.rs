@@ -62,7 +62,7 @@ async fn summary(
 ) -> Result<NodeSummary, StateError> {
     let succeeded = |id: &StepId| jobs.iter().any(|job| job.id == *id && job.succeeded());
     let validated = if succeeded(&steps::VALIDATION_CONTAINER) {
-        let names: Vec<&str> = steps::container::to_validate(desired)
+        let names: Vec<&str> = (desired.runtimes.iter())
             .map(|one| one.kind.name())
             .collect();
         Some(format!("in a container of {}", names.join(" and ")))

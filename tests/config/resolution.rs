@@ -407,39 +407,50 @@ fn gpus_reserved_for_vms_are_ignored() {
     assert!(desired.driver.is_none());
 }
 
+/// Each related distribution gets the packages and repositories of the supported one, with a warning.
 #[test]
 fn derived_distributions_use_related_profile_with_warning() {
-    for (profile, version, id, like) in [
-        ("almalinux", "9.6", "rocky", "rhel centos fedora"),
-        // No common family in `ID_LIKE`.
-        ("almalinux", "9.6", "rhel", "fedora"),
-        ("almalinux", "9.6", "ol", "fedora"),
-        // No profile for the distribution, so the family profile is used.
-        ("almalinux", "9.6", "unnamed", "rhel"),
-        ("ubuntu", "24.04", "pop", "ubuntu debian"),
+    for profile in Profile::all_built_in().unwrap() {
         // `--os` provides only the name.
-        ("almalinux", "9.6", "rocky", ""),
-        ("ubuntu", "24.04", "pop", ""),
-    ] {
-        let mut relative = Machine::new(profile, version, "x86_64", &[H100]);
-        let os = relative.facts.os.as_mut().unwrap();
-        os.id = id.into();
-        os.id_like = like.split_whitespace().map(str::to_owned).collect();
-        let resolution = relative.resolution();
-        assert_eq!(resolution.desired.profile, profile, "{id}");
-        let said = format!("no profile for `{id}`");
-        let warnings = &resolution.warnings;
-        assert!(warnings[0].contains(&said), "{warnings:?}");
-        let stream = (profile == "almalinux").then_some("nvidia-driver:580-open");
-        let driver = resolution.desired.driver.unwrap();
-        assert_eq!(driver.stream.as_deref(), stream, "{id}");
-        // An explicitly selected profile gives no warning.
-        relative.ask.profile = Some(profile.into());
-        let warnings = relative.resolution().warnings;
-        assert!(
-            !warnings.iter().any(|one| one.contains(&said)),
-            "{warnings:?}"
-        );
+        let mut relatives: Vec<(&str, &str)> =
+            profile.like.iter().map(|id| (id.as_str(), "")).collect();
+        // No profile contains this distribution, so the first family with a profile is used.
+        let family = format!("unknown {} debian", profile.os_ids[0]);
+        relatives.push(("unnamed", &family));
+        let mut resolved = 0;
+        for release in &profile.release {
+            let machine = || Machine::new(&profile.name, &release.version_id, "x86_64", &[H100]);
+            // Not every release has a driver for this GPU.
+            let Ok(own) = machine().load() else {
+                continue;
+            };
+            resolved += 1;
+            let own = own.desired;
+            let driver = own.driver.expect("a driver");
+            for (id, like) in &relatives {
+                let mut relative = machine();
+                let os = relative.facts.os.as_mut().unwrap();
+                os.id = (*id).to_owned();
+                os.id_like = like.split_whitespace().map(str::to_owned).collect();
+                let resolution = relative.resolution();
+                assert_eq!(resolution.desired.profile, profile.name, "{id}");
+                let said = format!("no profile for `{id}`");
+                let warnings = &resolution.warnings;
+                assert!(warnings[0].contains(&said), "{warnings:?}");
+                let found = resolution.desired.driver.expect(id);
+                assert_eq!(found.packages, driver.packages, "{id}");
+                assert_eq!(found.stream, driver.stream, "{id}");
+                assert_eq!(resolution.desired.repositories, own.repositories, "{id}");
+                // An explicitly selected profile gives no warning.
+                relative.ask.profile = Some(profile.name.clone());
+                let warnings = relative.resolution().warnings;
+                assert!(
+                    !warnings.iter().any(|one| one.contains(&said)),
+                    "{warnings:?}"
+                );
+            }
+        }
+        assert!(resolved > 0, "{}", profile.name);
     }
 }
 
