@@ -108,4 +108,212 @@ pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
 /// A timer that writes `check` results for other programs.
 pub const CHECK_TIMER: StepId = StepId::new("check.timer");
 
+/// Returns the directories in which files of steps have an effect.
+#[must_use]
+pub const fn written_directories() -> [&'static str; 6] {
+    [
+        secure_boot::DIRECTORY,
+        "/etc/modprobe.d",
+        "/etc/modules-load.d",
+        "/etc/sysctl.d",
+        "/etc/systemd/system",
+        "/etc/systemd/system/nvidia-persistenced.service.d",
+    ]
+}
+
 /// Returns the ID of the step that installs a runtime.
+#[must_use]
+pub fn package_step(kind: RuntimeKind) -> StepId {
+    StepId::owned(format!("runtime.{}", kind.name()))
+}
+
+/// Returns the ID of the step that configures a daemon.
+#[must_use]
+pub fn config_step(daemon: Daemon) -> StepId {
+    StepId::owned(format!("runtime.{}-nvidia", daemon.name()))
+}
+
+/// Returns the steps that install a runtime.
+fn installed_runtimes() -> impl Iterator<Item = StepId> {
+    RuntimeKind::configurable().map(package_step)
+}
+
+/// Returns the steps that configure a daemon.
+fn configured_daemons() -> impl Iterator<Item = StepId> {
+    daemons().map(config_step)
+}
+
+/// Returns the daemons that `install` can configure.
+fn daemons() -> impl Iterator<Item = Daemon> {
+    RuntimeKind::configurable().filter_map(RuntimeKind::daemon)
+}
+
+/// Returns all steps in order.
+#[must_use]
+pub fn all() -> Vec<Step> {
+    let mut all = vec![
+        preflight::step(),
+        secure_boot::step(),
+        deny::step(),
+        options::step(),
+        prebuilt::step(),
+        repositories::step(),
+        kernel_release::step(),
+        headers::step(),
+        driver_packages::step(),
+    ];
+    all.extend(RuntimeKind::configurable().map(runtime_packages::step));
+    all.extend([
+        toolkit::step(),
+        cluster::packages::step(),
+        holds::step(),
+        autoload::step(),
+        module::step(),
+        persistence::step(),
+        fabric::step(),
+        nodes::step(),
+    ]);
+    all.extend(daemons().map(runtime_config::step));
+    all.extend([
+        image::step(),
+        devices::step(),
+        cdi::step(),
+        container::step(),
+        compute::step(),
+        cluster::host::step(),
+        cluster::join::step(),
+        cluster::node::step(),
+        check_timer::step(),
+    ]);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        CHECK_TIMER, CLUSTER_JOIN, CLUSTER_NODE, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_MODULE,
+        DRIVER_PACKAGES, HEADERS, KERNEL_DENY, KERNEL_RELEASE, PACKAGES_HOLD, PREFLIGHT,
+        REPOSITORIES, SECURE_BOOT, TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER,
+        VALIDATION_DEVICES, VALIDATION_IMAGE, all, config_step, package_step,
+    };
+    use crate::{
+        change::Lock,
+        config::desired::{Daemon, RuntimeKind},
+        model::{findings, id::Id},
+    };
+
+    #[test]
+    fn each_step_follows_its_upstreams() {
+        let steps = all();
+        for (index, step) in steps.iter().enumerate() {
+            for upstream in &step.after {
+                assert!(
+                    steps[..index].iter().any(|earlier| earlier.id == *upstream),
+                    "{} comes before {upstream}",
+                    step.id
+                );
+            }
+        }
+    }
+
+    /// The order that the README guarantees: each step depends on the listed steps, directly or indirectly.
+    #[test]
+    fn node_joins_after_validation_and_is_admitted_last() {
+        let steps = all();
+        for (step, earlier) in [
+            (
+                DRIVER_PACKAGES,
+                &[SECURE_BOOT, KERNEL_DENY, REPOSITORIES, KERNEL_RELEASE][..],
+            ),
+            (DRIVER_MODULE, &[DRIVER_PACKAGES]),
+            (VALIDATION_DEVICES, &[DRIVER_MODULE]),
+            (
+                VALIDATION_CONTAINER,
+                &[VALIDATION_DEVICES, VALIDATION_IMAGE],
+            ),
+            (
+                CLUSTER_JOIN,
+                &[
+                    PACKAGES_HOLD,
+                    VALIDATION_DEVICES,
+                    VALIDATION_CONTAINER,
+                    VALIDATION_COMPUTE,
+                ],
+            ),
+            (CLUSTER_NODE, &[CLUSTER_JOIN]),
+        ] {
+            let mut found = vec![step.clone()];
+            let mut next = 0;
+            while let Some(id) = found.get(next).cloned() {
+                next += 1;
+                let of = steps.iter().find(|one| one.id == id).expect("a step");
+                found.extend(of.after.iter().cloned());
+            }
+            for needed in earlier {
+                assert!(found.contains(needed), "{step} does not wait for {needed}");
+            }
+        }
+    }
+
+    /// The `check` timer does not follow the preflight, because it must also report a blocked preflight.
+    #[test]
+    fn each_step_follows_the_preflight() {
+        let mut waiting = vec![PREFLIGHT];
+        for step in all() {
+            let waits = step.after.iter().any(|name| waiting.contains(name));
+            assert!(
+                waits || [PREFLIGHT, CHECK_TIMER].contains(&step.id),
+                "{}",
+                step.id
+            );
+            waiting.push(step.id);
+        }
+    }
+
+    /// A driver package builds modules, so no other step may load or unload them at the same time.
+    #[test]
+    fn steps_with_shared_targets_hold_the_lock() {
+        let docker = package_step(RuntimeKind::Docker);
+        for (step, locks) in [
+            (REPOSITORIES, &[Lock::Packages][..]),
+            (KERNEL_RELEASE, &[Lock::Packages, Lock::Modules]),
+            (HEADERS, &[Lock::Packages, Lock::Modules]),
+            (DRIVER_PACKAGES, &[Lock::Packages, Lock::Modules]),
+            (KERNEL_DENY, &[Lock::Modules]),
+            (DRIVER_MODULE, &[Lock::Modules]),
+            (DRIVER_FABRIC, &[Lock::Modules]),
+            (TOOLKIT_PACKAGES, &[Lock::Packages]),
+            (CLUSTER_PACKAGES, &[Lock::Packages]),
+            (PACKAGES_HOLD, &[Lock::Packages]),
+            (docker, &[Lock::Packages, Lock::Containers]),
+            // A daemon restart aborts pulls and stops containers.
+            (config_step(Daemon::Docker), &[Lock::Containers]),
+            (config_step(Daemon::Containerd), &[Lock::Containers]),
+            (VALIDATION_IMAGE, &[Lock::Containers]),
+            (VALIDATION_CONTAINER, &[Lock::Containers]),
+        ] {
+            let all = all();
+            let found = all.iter().find(|one| one.id == step);
+            let held = found.map(|one| &one.locks[..]).unwrap_or_default();
+            assert!(
+                locks.iter().all(|lock| held.contains(lock)),
+                "{step}: {held:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn registry_matches_steps_and_checks() {
+        let steps = all();
+        let mut names: Vec<Id> = steps.iter().map(|step| step.id.clone()).collect();
+        let checks = crate::checks::ALL;
+        names.extend(checks.iter().flat_map(|check| (check.ids)()));
+        names.push(Id::new("config.resolvable"));
+        for name in &names {
+            assert!(findings::row(name).is_some(), "{name}");
+        }
+        for row in findings::rows() {
+            assert!(names.contains(&row.id), "{}", row.id);
+        }
+    }
+}
