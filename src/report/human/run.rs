@@ -121,7 +121,10 @@ fn verdict(report: &RunReport) -> (Ink, String) {
                 .find(|step| step.outcome == Outcome::Blocked)
             {
                 Some(step) => (Ink::Bad, format!("not ready: {} is blocked", step.title)),
-                None => (Ink::Bad, format!("not ready: exit status {}", exit.code())),
+                None => match stopped(report) {
+                    Some(step) => (Ink::Bad, format!("not ready: {}", step.why)),
+                    None => (Ink::Bad, format!("not ready: exit status {}", exit.code())),
+                },
             },
         },
     }
@@ -137,6 +140,16 @@ fn rollback_finished(report: &RunReport) -> bool {
     };
     let install = report.mode == Mode::Install && report.exit == Exit::StepFailed;
     install && !report.steps.is_empty() && report.steps.iter().all(is_done)
+}
+
+/// The first step that was not run because the deadline passed between two steps, so that no step failed.
+fn stopped(report: &RunReport) -> Option<&StepReport> {
+    let is = |wanted: &[Outcome]| {
+        (report.steps.iter()).find(|step| wanted.contains(&step.outcome))
+    };
+    (report.exit == Exit::StepFailed && is(&[Outcome::Failed, Outcome::Blocked]).is_none())
+        .then(|| is(&[Outcome::NotRun]))
+        .flatten()
 }
 
 /// The verdict of an `install` that reached the desired state.
@@ -179,6 +192,12 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
             step.hint.as_deref(),
         )?;
     }
+    if let Some(step) = stopped(report) {
+        writeln!(to)?;
+        let text = format!("{}: {}", style.titled(&step.title, step.id.as_str()), step.why);
+        let hint = "run the same command again: it continues here. `--deadline` sets the time limit";
+        block(to, style, &text, &[], Some(hint))?;
+    }
     let say = |to: &mut dyn Write, text: &str| writeln!(to, "\n{}", style.hanging("", text));
     match (&report.reboot, report.exit) {
         (Some(reboot), _) if reboot.automatic => say(
@@ -219,6 +238,37 @@ mod tests {
             seconds: 1.0,
             ..RunReport::new(mode, "1".to_owned(), exit)
         }
+    }
+
+    /// The deadline can pass between two steps. Then no step has failed.
+    #[test]
+    fn deadline_between_two_steps_is_reported_with_its_hint() {
+        let step = |id: &'static str, outcome, why: &str| StepReport {
+            id: StepId::new(id),
+            title: "A step".to_owned(),
+            outcome,
+            why: why.to_owned(),
+            hint: None,
+            causes: Vec::new(),
+            reason: None,
+            seconds: 0.0,
+            changes: Vec::new(),
+        };
+        let passed = "the deadline of 60 s has passed";
+        let report = RunReport {
+            steps: vec![
+                step("a.step", Outcome::Changed, ""),
+                step("b.step", Outcome::NotRun, passed),
+                step("c.step", Outcome::NotRun, passed),
+            ],
+            ..report(Mode::Install, Exit::StepFailed)
+        };
+        let mut text = Vec::new();
+        troubles(&mut text, &report, Style::default()).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.contains("(b.step): the deadline of 60 s has passed"), "{text}");
+        assert_eq!(text.matches("hint: ").count(), 1, "{text}");
+        assert_eq!(verdict(&report).1, "not ready: the deadline of 60 s has passed");
     }
 
     #[test]
