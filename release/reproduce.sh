@@ -1,11 +1,19 @@
 #!/bin/sh
 # Builds this commit again, in a fresh clone at another path, and compares the checksums: release/reproduce.sh SHA256SUMS
-# ARCHITECTURE… If SHA256SUMS also lists files of other architectures, they are not compared, and neither is install.sh, which
+# ARCHITECTURE… The .buildinfo file in the same directory contains the URL of the release, which is part of the binary. If SHA256SUMS also lists files of other architectures, they are not compared, and neither is install.sh, which
 # contains their checksums.
 set -eu
 expected=$(realpath -e -- "$1")
 shift
 cd "$(dirname "$0")/.."
+info=$(sed -n 's/^[0-9a-f]*  \(.*\.buildinfo\)$/\1/p' "$expected")
+info=$(dirname "$expected")/$info
+if [ ! -f "$info" ]; then
+    echo "reproduce.sh: $info is missing, which contains the URL of the release" >&2
+    exit 1
+fi
+RELEASE_URL=$(sed -n 's/^Release-Url: //p' "$info")
+export RELEASE_URL
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 git clone --quiet --no-hardlinks . "$work/gpu-bootstrap"
