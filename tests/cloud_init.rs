@@ -1225,6 +1225,9 @@ fn template_is_printed_only_if_complete() {
             true => 0,
             false => 2,
         });
+        if missing.is_empty() {
+            continue;
+        }
         let (status, printed, said) = user_data_of(name, given);
         assert_eq!((status, &*printed), (Some(2), ""), "{name}: {said}");
         let count = format!("{} values are missing", missing.len() / 2);
@@ -1422,21 +1425,25 @@ fn printed_user_data_is_ready_to_paste() {
     }
 }
 
-/// The pod tests the GPUs of the nodes that have joined.
+/// The pod tests the GPUs of the nodes that have joined. Only the users of a form with a registry have an image of gpu-bootstrap.
 #[test]
 fn commands_after_a_join_print_a_pod() {
     for form in forms::all() {
         let (_, said) = printed(&form.name, &borrowed(&complete(&form.name)));
-        let Some((_, command)) = said.split_once("gpu-bootstrap user-data test-pod ") else {
-            assert!(form.gpu_pods.is_none(), "{}: {said}", form.name);
+        if form.gpu_pods.is_none() {
+            assert!(!said.contains("kubectl"), "{}: {said}", form.name);
             continue;
+        }
+        let pod = match form.values.iter().any(|value| value.name == "registry") {
+            true => "test-pod",
+            false => "nvidia-smi-pod",
         };
+        let (_, command) = said
+            .split_once(&format!("gpu-bootstrap user-data {pod}"))
+            .unwrap_or_else(|| panic!("{}: {said}", form.name));
         let (options, _) = command.split_once(" | kubectl apply").expect("kubectl");
-        let options = options
-            .replace("=REGISTRY", "=registry.example.com/tools")
-            .replace("=DIGEST", &format!("={DIGEST}"));
         let options: Vec<&str> = options.split_whitespace().collect();
-        let (pod, _) = printed("test-pod", &options);
+        let (pod, _) = printed(pod, &options);
         let has_class = said.contains("kind: RuntimeClass");
         assert_eq!(
             pod.contains("\n  runtimeClassName: nvidia\n"),
@@ -1448,6 +1455,30 @@ fn commands_after_a_join_print_a_pod() {
             has_class,
             "{said}"
         );
+    }
+}
+
+/// The documentation contains a shorter pod, for a machine with only `kubectl`.
+#[test]
+fn documented_pod_matches_the_form() {
+    let docs = text("../docs/cloud-init.md");
+    let (_, pod) = docs.split_once("<<'END'\n").expect("the pod");
+    let (pod, _) = pod.split_once("   END\n").expect("its end");
+    let pod: String = pod
+        .lines()
+        .map(|line| format!("{}\n", &line[3..]))
+        .collect();
+    let documented = &documents_of(&[pod], "docs/cloud-init.md")[0];
+    let (printed, _) = printed("nvidia-smi-pod", &["--value", "runtime-class=nvidia"]);
+    let printed = &documents_of(&[printed], "nvidia-smi-pod")[0];
+    assert_eq!(documented["metadata"], printed["metadata"]);
+    let (documented, printed) = (&documented["spec"], &printed["spec"]);
+    for key in ["restartPolicy", "runtimeClassName", "tolerations"] {
+        assert_eq!(documented[key], printed[key], "{key}");
+    }
+    for key in ["name", "image", "command", "resources"] {
+        let value = |pod: &Value| pod["containers"][0][key].clone();
+        assert_eq!(value(documented), value(printed), "{key}");
     }
 }
 

@@ -51,8 +51,12 @@ const RELEASE_URL: Option<&str> = option_env!("GPU_BOOTSTRAP_RELEASE_URL");
 const ADDRESS: &str = "@ADDRESS@";
 const SHA256: &str = "@SHA-256@";
 
-/// The form of the pod that requests a GPU.
+/// The forms of the pods that request a GPU: one with the image of gpu-bootstrap, one with a public image.
 const TEST_POD: &str = "test-pod";
+const NVIDIA_SMI_POD: &str = "nvidia-smi-pod";
+
+/// The value for the registry with the image of gpu-bootstrap.
+const REGISTRY: &str = "registry";
 
 /// Removes the MIME part with this content type.
 fn without_part(text: &str, content_type: &str) -> String {
@@ -363,7 +367,12 @@ const DEVICE_PLUGIN: &str = "helm upgrade -i nvdp nvidia-device-plugin --repo ht
 /// machine outside a cluster.
 fn next(form: &Form, provider: Option<&Provider>, values: &Values) -> Vec<String> {
     let mut plugin = DEVICE_PLUGIN.to_owned();
-    let mut pod = format!("gpu-bootstrap user-data {TEST_POD}");
+    // Without this value, the cluster may have no image of gpu-bootstrap.
+    let name = match values.contains_key(REGISTRY) {
+        true => TEST_POD,
+        false => NVIDIA_SMI_POD,
+    };
+    let mut pod = format!("gpu-bootstrap user-data {name}");
     let mut commands = Vec::new();
     match form.gpu_pods {
         None => return commands,
@@ -377,7 +386,7 @@ fn next(form: &Form, provider: Option<&Provider>, values: &Values) -> Vec<String
     if let Some(options) = provider.and_then(|one| one.device_plugin_options.as_ref()) {
         plugin += &format!(" {options}");
     }
-    let of_pod = forms::named(TEST_POD).into_iter();
+    let of_pod = forms::named(name).into_iter();
     let of_pod = of_pod.flat_map(|form| &form.values);
     for row in of_pod.filter(|row| row.insert.is_none()) {
         let value = values.get(&*row.name);
