@@ -34,7 +34,7 @@ pub struct Form {
     /// The values that are not settings, in the order of messages.
     #[serde(skip)]
     pub values: Vec<FormValue>,
-    /// How pods get a GPU. `None` for a machine outside a cluster.
+    /// How pods get a GPU. `None` for a machine outside a Kubernetes cluster.
     pub gpu_pods: Option<GpuPods>,
     /// One of these providers must be given, unless the list is empty.
     #[serde(default, rename = "provider")]
@@ -51,8 +51,10 @@ fn settings_file() -> String {
 pub enum GpuPods {
     /// The runtime `nvidia` is the default.
     DefaultRuntime,
-    /// Pods have a runtime class.
+    /// Pods have a runtime class, which users create.
     RuntimeClass,
+    /// Pods have a runtime class, which the cluster creates.
+    OwnRuntimeClass,
 }
 
 /// A provider of the nodes. The template has comments for each.

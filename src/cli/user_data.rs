@@ -355,7 +355,7 @@ fn complete(form: &Form, settings: &[(String, String)], text: &str) -> Result<()
     ))
 }
 
-/// The command that creates the runtime class. k3s, RKE2 and the GPU Operator also create it.
+/// The command that creates the runtime class. The GPU Operator also creates it.
 const CREATE_RUNTIME_CLASS: &str = "echo '{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: \
                                     nvidia}' | kubectl apply -f -";
 
@@ -364,7 +364,7 @@ const DEVICE_PLUGIN: &str = "helm upgrade -i nvdp nvidia-device-plugin --repo ht
                              --namespace nvidia-device-plugin --create-namespace --version 0.20.0";
 
 /// Returns the commands after the nodes have joined: the runtime class, the device plugin, and a pod that tests it. Empty for a
-/// machine outside a cluster.
+/// machine outside a Kubernetes cluster.
 fn next(form: &Form, provider: Option<&Provider>, values: &Values) -> Vec<String> {
     let mut plugin = DEVICE_PLUGIN.to_owned();
     // Without this value, the cluster may have no image of gpu-bootstrap.
@@ -374,14 +374,15 @@ fn next(form: &Form, provider: Option<&Provider>, values: &Values) -> Vec<String
     };
     let mut pod = format!("gpu-bootstrap user-data {name}");
     let mut commands = Vec::new();
-    match form.gpu_pods {
-        None => return commands,
-        Some(GpuPods::DefaultRuntime) => {}
-        Some(GpuPods::RuntimeClass) => {
-            plugin += " --set runtimeClassName=nvidia";
-            pod += " --value runtime-class=nvidia";
-            commands.push(CREATE_RUNTIME_CLASS.to_owned());
-        }
+    let Some(gpu_pods) = form.gpu_pods else {
+        return commands;
+    };
+    if gpu_pods == GpuPods::RuntimeClass {
+        commands.push(CREATE_RUNTIME_CLASS.to_owned());
+    }
+    if gpu_pods != GpuPods::DefaultRuntime {
+        plugin += " --set runtimeClassName=nvidia";
+        pod += " --value runtime-class=nvidia";
     }
     if let Some(options) = provider.and_then(|one| one.device_plugin_options.as_ref()) {
         plugin += &format!(" {options}");
