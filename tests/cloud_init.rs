@@ -1167,7 +1167,8 @@ fn complete(name: &str) -> Vec<String> {
     if form.template.contains("@TOKEN@") {
         add("--token-file", "TOKEN".to_owned());
     }
-    for value in form.values.iter().filter(|value| value.insert.is_none()) {
+    let is_optional = |value: &FormValue| value.insert.is_some() || value.only_with.is_some();
+    for value in form.values.iter().filter(|value| !is_optional(value)) {
         add("--value", format!("{}={}", value.name, sample(value)));
     }
     options
@@ -1358,6 +1359,81 @@ fn a_registry_may_end_with_a_slash() {
         assert_eq!((status, &*printed), (Some(2), ""), "{registry}");
         let refused = format!("invalid value `{registry}`: not a valid start of an image name");
         assert!(said.contains(&refused), "{said}");
+    }
+}
+
+/// The script of the vendor is run only with its digest. The agent that it installs is neither started nor enabled.
+#[test]
+fn agent_script_is_verified_before_it_runs() {
+    for is_changed in [false, true] {
+        let directory = directory();
+        let script = directory.path().join("script");
+        let variables = "$INSTALL_K3S_VERSION $INSTALL_K3S_SKIP_ENABLE $INSTALL_K3S_EXEC $INSTALL_RKE2_VERSION $INSTALL_RKE2_TYPE";
+        fs::write(&script, format!("echo \"{variables}\" >\"$T/calls\"\n")).expect("written");
+        let digest = said(&run(&directory, r#"sha256sum "$T/script""#, false));
+        let digest = digest.split_whitespace().next().expect("a digest");
+        if is_changed {
+            fs::write(&script, "echo >\"$T/calls\"\n").expect("written");
+        }
+        program(&directory, "curl", r#"cp "$T/script" agent-install.sh"#);
+        let digest = format!("agent-sha256={digest}");
+        let all = complete("k3s");
+        let mut options = borrowed(&all);
+        for value in [
+            "agent-script=https://files.example.com/k3s-install.sh",
+            &*digest,
+            "agent-version=v1.35.2+k3s1",
+        ] {
+            options.extend(["--value", value]);
+        }
+        let (text, _) = printed("k3s", &options);
+        let user_data = &documents_of(&parts_of(&text), "k3s")[0];
+        let commands = user_data["runcmd"].as_array().expect("commands");
+        assert_eq!(commands.len(), 3);
+        let script = commands[0].as_str().expect("a script");
+        assert!(
+            script.contains("'https://files.example.com/k3s-install.sh'"),
+            "{script}"
+        );
+        let script = script.replace("cd /root\n", "cd \"$T\"\n");
+        let output = run(&directory, &script, false);
+        let calls = fs::read_to_string(directory.path().join("calls")).ok();
+        let expected = "v1.35.2+k3s1 true agent v1.35.2+k3s1 agent\n".to_owned();
+        assert_eq!(
+            calls,
+            (!is_changed).then_some(expected),
+            "{}",
+            said(&output)
+        );
+    }
+}
+
+#[test]
+fn values_of_the_agent_are_all_required_or_none() {
+    let all = complete("k3s");
+    let script = "agent-script=https://files.example.com/k3s-install.sh";
+    let (status, printed, said) =
+        user_data_of("k3s", &[&borrowed(&all)[..], &["--value", script]].concat());
+    assert_eq!((status, &*printed), (Some(2), ""), "{said}");
+    assert!(said.contains("2 values are missing"), "{said}");
+    assert!(
+        said.contains("--value agent-sha256=DIGEST --value agent-version="),
+        "{said}"
+    );
+    let version = "agent-version=v1.35.2+k3s1";
+    let (status, printed, said) = user_data_of(
+        "k3s",
+        &[&borrowed(&all)[..], &["--value", version]].concat(),
+    );
+    assert_eq!((status, &*printed), (Some(2), ""), "{said}");
+    assert!(said.contains("only with `--value agent-script`"), "{said}");
+    for version in ["1.35.2+k3s1", "v1.35.2", "v1.35.12"] {
+        let version = format!("agent-version={version}");
+        let (_, _, said) = user_data_of("k3s", &["--value", &version]);
+        assert!(
+            said.contains("not a version of k3s or RKE2"),
+            "{version}: {said}"
+        );
     }
 }
 

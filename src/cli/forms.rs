@@ -88,6 +88,8 @@ pub struct FormValue {
     pub printed_by: Option<String>,
     /// The template has no placeholder for this optional value.
     pub insert: Option<Insertion>,
+    /// The optional value that inserts the placeholder of this value.
+    pub only_with: Option<String>,
     /// The cloud of an instance family.
     pub cloud: Option<String>,
 }
@@ -101,13 +103,13 @@ impl FormValue {
     }
 }
 
-/// The line that an optional value adds to the template.
+/// The lines that an optional value adds to the template.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Insertion {
     /// The line before it.
     pub after: String,
-    /// The line, with the placeholder.
+    /// The lines, with the placeholder.
     pub line: String,
 }
 

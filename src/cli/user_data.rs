@@ -298,6 +298,15 @@ fn checked_values(
     }
     errors.extend(check_family(matrix, form, &values).err());
     Failure::unless_none(errors)?;
+    for row in &form.values {
+        let Some(with) = row.only_with.as_deref() else {
+            continue;
+        };
+        if values.contains_key(&*row.name) && !values.contains_key(with) {
+            let message = format!("read `--value {}`: only with `--value {with}`", row.name);
+            return Err(usage(&message, "add this value, or omit the option"));
+        }
+    }
     Ok(values)
 }
 

@@ -187,7 +187,8 @@ pub(crate) async fn publish(
     driver: &DriverSpec,
     spec: &Publish,
 ) -> Result<Option<String>, String> {
-    let (Some(module), Some(kernel), Some(os)) = (&driver.compiled_as, &facts.kernel.running, &facts.os)
+    let (Some(module), Some(kernel), Some(os)) =
+        (&driver.compiled_as, &facts.kernel.running, &facts.os)
     else {
         return Ok(None);
     };
