@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds this commit again, in a fresh clone at another path, and compares the checksums: release/reproduce.sh SHA256SUMS
-# ARCHITECTURE… The .buildinfo file in the same directory contains the URL of the release, which is part of the binary. If SHA256SUMS also lists files of other architectures, they are not compared, and neither is install.sh, which
-# contains their checksums.
+# ARCHITECTURE… If SHA256SUMS also lists files of other architectures, they are not compared, and neither is install.sh, which
+# contains their checksums. The .buildinfo file next to SHA256SUMS contains the URL of the release, which is part of the binary.
 set -eu
 expected=$(realpath -e -- "$1")
 shift

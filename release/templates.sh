@@ -1,5 +1,5 @@
 #!/bin/sh
-# Fills in the URL and the SHA-256 of a binary in user-data templates: release/templates.sh PROGRAM DIRECTORY, a copy of cloud-init.
+# Fills in the URL and the SHA-256 of a binary in a copy of the user-data templates: release/templates.sh PROGRAM DIRECTORY.
 # GPU_BOOTSTRAP_RELEASE_URL is the URL. Without it, the templates keep both placeholders. So do comments.
 set -eu
 program=$1 directory=$2
