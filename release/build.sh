@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the files of a release for machines with glibc 2.28 or newer: release/build.sh [ARCHITECTURE…]. For each architecture
-# (x86_64 and aarch64), writes to target/release-files: the binary, the archive, the .deb, the .rpm and the SBOM. Also writes
-# install.sh, the build information and SHA256SUMS (release/checksums.sh). Builds are reproducible: order, times and owners are
-# fixed, and the binary contains no paths of the build machine.
+# (x86_64 and aarch64), writes to target/release-files: the binary, the archive, the .deb, the .rpm and the SBOM. Also writes the
+# container image of these architectures, the Helm chart, install.sh, the build information and SHA256SUMS (release/checksums.sh).
+# Builds are reproducible: order, times and owners are fixed, and the binary contains no paths of the build machine.
 #
 # RELEASE_URL is the https URL of the directory where these files will be published. With it, `gpu-bootstrap user-data` and the
 # templates in the archive contain the URL and the SHA-256 of the binary.
@@ -11,19 +11,8 @@ cd "$(dirname "$0")/.."
 
 glibc=2.28
 out=target/release-files
-tools=${RELEASE_TOOLS:-target/release-tools}
-
-if [ -z "${RELEASE_TOOLS:-}" ]; then
-    # Recreate the virtual environment if pip failed in it.
-    if ! cmp -s release/requirements.txt "$tools/requirements.txt"; then
-        rm -rf "$tools"
-        python3 -m venv "$tools"
-        "$tools/bin/pip" install --quiet --disable-pip-version-check --require-hashes \
-            --only-binary :all: -r release/requirements.txt
-        cp release/requirements.txt "$tools/requirements.txt"
-    fi
-fi
-PATH=$(cd "$tools/bin" && pwd):$PATH
+tools=$(release/tools.sh)
+PATH=$tools/bin:$PATH
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 here=$(pwd -P)
 cargo_home=$(cd "${CARGO_HOME:-$HOME/.cargo}" && pwd -P)
@@ -74,29 +63,12 @@ build() {
         fi
     fi
     name=gpu-bootstrap-$version-linux-$architecture
-    tree=$out/$name
-    mkdir -p "$tree/completions" "$tree/docs/man"
-    install -m 755 "$program" "$tree/gpu-bootstrap"
-    for shell in bash zsh fish; do
-        # shellcheck disable=SC2086 # RUNNER is empty or a command with arguments.
-        ${RUNNER:-} "$generator" completions "$shell" >"$tree/completions/gpu-bootstrap.$shell"
-    done
-    install -m 644 docs/man/*.[15] "$tree/docs/man"
-    install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT "$tree"
-    install -m 644 docs/*.md docs/*.json "$tree/docs"
-    cp -r cloud-init examples "$tree"
-    rm "$tree"/examples/*.rs "$tree"/cloud-init/README.md "$tree"/cloud-init/values.toml "$tree"/cloud-init/*/form.toml
-    release/templates.sh "$program" "$tree/cloud-init"
-    python3 release/dependencies.py licenses "$rust_target" >"$tree/LICENSES-OF-DEPENDENCIES"
     python3 release/dependencies.py sbom "$rust_target" "$program" >"$out/$name.cdx.json"
-    find "$tree" -type d -exec chmod 755 {} +
-    find "$tree" -type f ! -name gpu-bootstrap ! -name slurm-join -exec chmod 644 {} +
-    (
-        cd "$out"
-        tar --create --sort=name --format=ustar --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner "$name" |
-            gzip --no-name --best >"$name.tar.gz"
-        rm -rf "$name"
-    )
+    # The container image of this architecture contains the same binary, licenses and SBOM.
+    mkdir -p "$images/$architecture"
+    cp "$program" LICENSE-APACHE LICENSE-MIT "$out/$name.cdx.json" "$images/$architecture"
+    python3 release/dependencies.py licenses "$rust_target" >"$images/$architecture/LICENSES-OF-DEPENDENCIES"
+    GENERATOR="${RUNNER:-} $generator" release/archive.sh "$program" "$out/$name.tar.gz"
     release/package.sh "$out/$name.tar.gz"
     install -m 755 "$program" "$out/$name"
 }
@@ -107,14 +79,22 @@ fi
 # SHA256SUMS lists only files of this build.
 rm -rf "$out"
 mkdir -p "$out"
+images=$(mktemp -d)
+trap 'rm -rf "$images"' EXIT
 for one in "$@"; do
     build "$one"
+    image_sources="${image_sources:-} $one=$images/$one"
 done
+revision=$(git rev-parse HEAD)
+# shellcheck disable=SC2086 # A list of words.
+digest=$(python3 release/image.py "$version" "$revision" "$out/gpu-bootstrap-$version-oci.tar" $image_sources)
+release/chart.sh "$version" "$digest" "$out/gpu-bootstrap-$version.tgz"
 cat >"$out/gpu-bootstrap-$version.buildinfo" <<EOF
 Version: $version
-Commit: $(git rev-parse HEAD)
+Commit: $revision
 Source-Date-Epoch: $SOURCE_DATE_EPOCH${release_url:+
 Release-Url: $release_url}
+Image: $digest
 Compiler: $(rustc --version)
 Tools:
 $(sed -n 's/^\([a-z].*\) --hash=\(.*\)/ \1 \2/p' release/requirements.txt)

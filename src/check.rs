@@ -109,6 +109,13 @@ impl Finding {
         }
     }
 
+    /// Sets the remedy.
+    #[must_use]
+    pub fn with_remedy(mut self, remedy: impl Into<String>) -> Self {
+        self.remedy = Some(remedy.into());
+        self
+    }
+
     /// The remedy, unless it only repeats the command.
     #[must_use]
     pub fn remedy_text(&self) -> Option<&str> {
@@ -262,10 +269,7 @@ mod tests {
     #[test]
     fn command_comes_from_the_remedy() {
         let command = |remedy: &str| {
-            let mut finding = Finding {
-                remedy: Some(remedy.to_owned()),
-                ..Finding::new(Id::new("a"), Verdict::Fail, "x")
-            };
+            let mut finding = Finding::new(Id::new("a"), Verdict::Fail, "x").with_remedy(remedy);
             finding.derive_command();
             finding.command
         };

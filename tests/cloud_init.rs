@@ -858,6 +858,14 @@ fn gpu_pod_matches_the_daemonset() {
     let gpu_pod = &documents("daemonset/gpu-pod.yaml")[0]["spec"];
     let container = &gpu_pod["containers"][0];
     assert_eq!(container["image"], pod()["containers"][0]["image"]);
+    // The links in the image need this volume.
+    let usr =
+        serde_json::json!({"name": "host-usr", "hostPath": {"path": "/usr", "type": "Directory"}});
+    let mount = serde_json::json!({"name": "host-usr", "mountPath": "/host/usr", "readOnly": true});
+    for spec in [gpu_pod, &pod()] {
+        assert_eq!(spec["volumes"][0], usr);
+        assert_eq!(spec["containers"][0]["volumeMounts"][0], mount);
+    }
     assert_eq!(
         container["command"],
         serde_json::json!(["/opt/gpu-bootstrap", "probe"])
@@ -899,14 +907,13 @@ fn manifest_has_the_required_permissions() {
     // GKE admits the priority class only in namespaces with a quota for it.
     let scope = &object("ResourceQuota")["spec"]["scopeSelector"]["matchExpressions"][0];
     assert_eq!(scope["values"][0], pod["priorityClassName"]);
-    // gpu-bootstrap finds kubectl where the script installs it.
-    let found = "/opt/gpu-bootstrap/bin/kubectl";
-    assert!(kubectl::PROGRAMS.iter().any(|one| one.program == found));
-    // The script copies the programs from their paths in the image.
-    assert!(text("daemonset/Dockerfile").contains("COPY gpu-bootstrap kubectl /opt/\n"));
-    assert!(script().contains(
-        "install -m 0755 /opt/gpu-bootstrap /opt/kubectl $host/opt/gpu-bootstrap/bin/\n"
-    ));
+    // The nodes have kubectl: on AKS in `/usr/local/bin`, on GKE in `/home/kubernetes/bin`.
+    for found in ["/usr/local/bin/kubectl", "/home/kubernetes/bin/kubectl"] {
+        assert!(kubectl::PROGRAMS.iter().any(|one| one.program == found));
+    }
+    // The script copies the binary from its path in the image.
+    assert!(text("../release/image.py").contains("\"opt/gpu-bootstrap\""));
+    assert!(script().contains("install -m 0755 /opt/gpu-bootstrap $host/opt/gpu-bootstrap/bin/\n"));
 }
 
 /// Runs the pod script on a host that is a directory. First the resume unit is running, then another run gets the lock first,
@@ -925,7 +932,6 @@ fn script_on_host(directory: &TempDir, second_run: &str) -> String {
         ("account/ca.crt", "authority"),
         ("config/50-daemonset.toml", "[cluster]\n"),
         ("opt/gpu-bootstrap", "program"),
-        ("opt/kubectl", "kubectl"),
     ] {
         let path = directory.path().join(path);
         fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
@@ -962,10 +968,7 @@ esac"#
             "account=/var/run/secrets/gpu-bootstrap\n",
             "account=$T/account\n",
         ),
-        (
-            " /opt/gpu-bootstrap /opt/kubectl ",
-            " $T/opt/gpu-bootstrap $T/opt/kubectl ",
-        ),
+        (" /opt/gpu-bootstrap ", " $T/opt/gpu-bootstrap "),
         (" /config/", " $T/config/"),
     ] {
         assert_eq!(script.matches(from).count(), 1, "{from}");
@@ -1005,7 +1008,6 @@ fn pod_waits_for_other_runs_and_prepares_host() {
         metadata.permissions().mode() & 0o777
     };
     assert_eq!(mode("opt/gpu-bootstrap/bin/gpu-bootstrap"), 0o755);
-    assert_eq!(mode("opt/gpu-bootstrap/bin/kubectl"), 0o755);
     assert_eq!(mode("etc/gpu-bootstrap/config.d/50-daemonset.toml"), 0o600);
     assert_eq!(mode("etc/gpu-bootstrap/cluster.kubeconfig"), 0o600);
     let access = fs::read_to_string(

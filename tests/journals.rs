@@ -102,6 +102,37 @@ fn joined_machine_has_a_leave_method() {
     assert_eq!(applied(&fold(&history.lines)), ["8 cluster.join"]);
 }
 
+/// With the agents of k3s and RKE2, and with nodeadm. A managed machine is already a node, so only its labels are set.
+#[test]
+fn undo_of_each_join_method_is_read() {
+    let history = read("joined-in-other-ways.jsonl");
+    let undos: Vec<&Undo> = (history.lines.iter())
+        .filter_map(|line| match &line.record {
+            Record::Applied { undo, .. } => Some(undo),
+            _ => None,
+        })
+        .collect();
+    let [
+        Undo::LeaveCluster(k3s),
+        Undo::LeaveCluster(rke2),
+        Undo::LeaveCluster(eks),
+        Undo::RestoreLabels(managed),
+    ] = &undos[..]
+    else {
+        panic!("{undos:?}");
+    };
+    assert_eq!(k3s.leave, Leave::K3s);
+    assert_eq!(rke2.leave, Leave::Rke2);
+    assert_eq!(eks.leave, Leave::Nodeadm);
+    for left in [k3s, rke2, eks] {
+        let cluster = left.cluster.as_ref().unwrap();
+        assert!(cluster.server.starts_with("https://"), "{cluster:?}");
+    }
+    let before: Vec<Option<&str>> = managed.labels.values().map(Option::as_deref).collect();
+    assert_eq!(before, [None, Some("ops")]);
+    assert_eq!(applied(&fold(&history.lines)), ["22 cluster.node"]);
+}
+
 #[test]
 fn image_files_and_packages_are_recorded() {
     let receipt = receipt("files-and-packages.jsonl");

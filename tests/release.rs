@@ -1,5 +1,5 @@
-//! `make release`: the check that the binary starts on old systems, the signature of the checksums, and the scripts of the
-//! packages.
+//! `make release`: the check that the binary starts on old systems, the container image, the Helm chart, the signature of the
+//! checksums, and the scripts of the packages.
 
 use std::{
     fs,
@@ -11,9 +11,10 @@ use std::{
 use camino::Utf8Path;
 use gpu_bootstrap::{
     cli::forms,
+    host::digest::sha256,
     journal::{AppliedChange, Record, fold, parse},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Checks whether this C library version is new enough for this build.
@@ -474,6 +475,14 @@ fn removal_lists_what_stays_and_upgrades_do_not() {
         );
         assert!(said.contains("etc/gpu-bootstrap stay"), "{said}");
     }
+    let resume = "etc/systemd/system/gpu-bootstrap-resume.service";
+    let waits = "a run waits for a reboot, and continues only if the package is installed by then";
+    for (program, is_ours) in [("/usr/local/bin", false), ("/usr/bin", true)] {
+        let line = format!("[Service]\nExecStart={program}/gpu-bootstrap install --resume\n");
+        system.put(resume, line);
+        assert_eq!(system.run("postrm", "remove").contains(waits), is_ours);
+        assert!(!system.run("postrm", "purge").contains(waits));
+    }
     for argument in [
         "upgrade",
         "1",
@@ -551,4 +560,158 @@ fn installation_reports_another_copy_and_a_disabled_timer() {
     system.put(wants, "");
     let said = system.run("postinst", "2");
     assert!(!said.contains("is disabled"), "{said}");
+}
+
+/// Writes the image of a release with a program for two architectures. Returns its path, and the digest that was printed.
+fn image(directory: &Path) -> (PathBuf, String) {
+    let mut arguments = vec!["1.2.3".to_owned(), "0123abc".to_owned()];
+    let output = directory.join("image.tar");
+    arguments.push(output.display().to_string());
+    for architecture in ["x86_64", "aarch64"] {
+        let files = directory.join(architecture);
+        fs::create_dir_all(&files).expect("created");
+        fs::write(files.join("gpu-bootstrap"), architecture).expect("written");
+        fs::write(files.join("LICENSE-MIT"), "license").expect("written");
+        arguments.push(format!("{architecture}={}", files.display()));
+    }
+    let written = Command::new("python3")
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/release/image.py"))
+        .args(arguments)
+        .env("SOURCE_DATE_EPOCH", "1700000000")
+        .output()
+        .expect("python3");
+    assert!(written.status.success(), "{written:?}");
+    let printed = String::from_utf8(written.stdout).expect("UTF-8");
+    (output, printed.trim_end().to_owned())
+}
+
+/// Runs `tar` and returns its output.
+fn tar(arguments: &[&str]) -> Vec<u8> {
+    let done = Command::new("tar").args(arguments).output().expect("tar");
+    assert!(done.status.success(), "{done:?}");
+    done.stdout
+}
+
+/// An unpacked image layout.
+struct Layout(TempDir);
+
+impl Layout {
+    fn unpack(archive: &Path) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let to = directory.path().to_str().expect("UTF-8");
+        tar(&["-xf", archive.to_str().expect("UTF-8"), "-C", to]);
+        Self(directory)
+    }
+
+    fn path(&self, descriptor: &Value) -> PathBuf {
+        let digest = descriptor["digest"].as_str().expect("a digest");
+        self.0
+            .path()
+            .join("blobs")
+            .join(digest.replacen(':', "/", 1))
+    }
+
+    /// The content of a descriptor, whose digest and size must match.
+    fn read(&self, descriptor: &Value) -> Vec<u8> {
+        let content = fs::read(self.path(descriptor)).expect("a blob");
+        let digest = format!("sha256:{}", sha256(&content));
+        assert_eq!(descriptor["digest"], digest.as_str());
+        assert_eq!(descriptor["size"], content.len());
+        content
+    }
+
+    fn json(&self, descriptor: &Value) -> Value {
+        serde_json::from_slice(&self.read(descriptor)).expect("JSON")
+    }
+}
+
+#[test]
+fn image_has_both_architectures_and_valid_digests() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (archive, digest) = image(directory.path());
+    let layout = Layout::unpack(&archive);
+    let version = fs::read(layout.0.path().join("oci-layout")).expect("a file");
+    let version: Value = serde_json::from_slice(&version).expect("JSON");
+    assert_eq!(version, json!({"imageLayoutVersion": "1.0.0"}));
+    let top = fs::read(layout.0.path().join("index.json")).expect("a file");
+    let top: Value = serde_json::from_slice(&top).expect("JSON");
+    let [named] = &top["manifests"].as_array().expect("a list")[..] else {
+        panic!("{top}");
+    };
+    assert_eq!(named["digest"], digest.as_str());
+    let name = &named["annotations"]["org.opencontainers.image.ref.name"];
+    assert_eq!(name, "1.2.3");
+    let index = layout.json(named);
+    let manifests = index["manifests"].as_array().expect("a list");
+    assert_eq!(manifests.len(), 2);
+    for (descriptor, (architecture, program)) in manifests
+        .iter()
+        .zip([("amd64", "x86_64"), ("arm64", "aarch64")])
+    {
+        let platform = json!({"architecture": architecture, "os": "linux"});
+        assert_eq!(descriptor["platform"], platform);
+        let manifest = layout.json(descriptor);
+        let config = layout.json(&manifest["config"]);
+        assert_eq!(config["architecture"], architecture);
+        assert_eq!(config["created"], "2023-11-14T22:13:20Z");
+        assert_eq!(
+            config["config"]["Labels"]["org.opencontainers.image.revision"],
+            "0123abc"
+        );
+        let layer = &manifest["layers"][0];
+        layout.read(layer);
+        let path = layout.path(layer);
+        let path = path.to_str().expect("UTF-8");
+        let unpacked = Command::new("gzip")
+            .args(["-dc", path])
+            .output()
+            .expect("gzip");
+        let diff = format!("sha256:{}", sha256(&unpacked.stdout));
+        assert_eq!(config["rootfs"]["diff_ids"], json!([diff]));
+        let content = tar(&["-xzOf", path, "opt/gpu-bootstrap"]);
+        assert_eq!(content, program.as_bytes());
+        let listed = tar(&["--numeric-owner", "-tvzf", path]);
+        let listed = String::from_utf8(listed).expect("UTF-8");
+        for needed in [
+            "bin -> host/usr/bin",
+            "lib64 -> host/usr/lib64",
+            "licenses/LICENSE-MIT",
+        ] {
+            assert!(listed.contains(needed), "{listed}");
+        }
+        assert!(listed.lines().all(|line| line.contains(" 0/0 ")));
+        let is_program = |line: &&str| line.ends_with("opt/gpu-bootstrap");
+        let program = listed.lines().find(is_program).expect("the program");
+        assert!(program.starts_with("-rwxr-xr-x "), "{program}");
+    }
+}
+
+#[test]
+fn image_and_chart_are_reproducible() {
+    let build = |umask: &str| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (archive, digest) = image(directory.path());
+        let chart = directory.path().join("chart.tgz");
+        let written = Command::new("sh")
+            .arg("-c")
+            .arg("umask \"$1\"; shift; exec \"$@\"")
+            .args(["sh", umask])
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/release/chart.sh"))
+            .args(["1.2.3", &digest])
+            .arg(&chart)
+            .env("SOURCE_DATE_EPOCH", "1700000000")
+            .status()
+            .expect("sh");
+        assert!(written.success());
+        let values = tar(&[
+            "-xzOf",
+            chart.to_str().expect("UTF-8"),
+            "gpu-bootstrap/values.yaml",
+        ]);
+        let values: Value =
+            serde_saphyr::from_str(&String::from_utf8(values).expect("UTF-8")).expect("YAML");
+        assert_eq!(values["image"]["digest"], digest.as_str());
+        [archive, chart].map(|path| sha256(&fs::read(path).expect("a file")))
+    };
+    assert_eq!(build("022"), build("077"));
 }

@@ -118,6 +118,7 @@ mod tests {
             (570, noble, "12.8.1-base-ubuntu24.04"),
             (570, ("ubuntu", "20.04"), "12.8.1-base-ubuntu20.04"),
             (570, ("debian", "12"), "12.8.1-base-ubuntu24.04"),
+            (570, ("debian", "9"), "12.8.1-base-ubuntu24.04"),
             (570, ("almalinux", "9.6"), "12.8.1-base-ubi9"),
             (570, ("almalinux", "10.0"), "12.8.1-base-ubuntu24.04"),
             (580, noble, "13.0.2-base-ubuntu24.04"),
@@ -144,5 +145,11 @@ mod tests {
             image(123, "x86_64", ("ubuntu", "20.04"), None),
             "none up to None"
         );
+    }
+
+    #[test]
+    fn an_architecture_without_a_toolkit_has_no_image() {
+        let said = image(570, "riscv64", ("ubuntu", "24.04"), None);
+        assert!(said.starts_with("none up to Some"), "{said}");
     }
 }

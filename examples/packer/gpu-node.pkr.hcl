@@ -56,11 +56,13 @@ source "amazon-ebs" "gpu_node" {
   ssh_username  = var.ssh_username
   ami_name      = "gpu-node-{{timestamp}}"
 
-  # The driver and the container runtime need several gigabytes.
+  # The driver and the container runtime need several gigabytes. The price of gp3 includes these IOPS and throughput.
   launch_block_device_mappings {
     device_name           = "/dev/sda1"
     volume_size           = 30
     volume_type           = "gp3"
+    iops                  = 3000
+    throughput            = 125
     delete_on_termination = true
   }
 }

@@ -8,6 +8,7 @@ remove | purge | 0) ;;
 esac
 state=${DPKG_ROOT:-}/var/lib/gpu-bootstrap
 settings=${DPKG_ROOT:-}/etc/gpu-bootstrap
+resume=${DPKG_ROOT:-}/etc/systemd/system/gpu-bootstrap-resume.service
 
 # Prints the steps and the kind of each applied change, oldest first. Fails if a line is not a complete record.
 applied() {
@@ -71,6 +72,9 @@ elif [ -e "$state" ]; then
     else
         echo "gpu-bootstrap: no change to this machine is applied. $state stays."
     fi
+fi
+if [ "$1" != purge ] && grep -q '^ExecStart=/usr/bin/gpu-bootstrap ' "$resume" 2>/dev/null; then
+    echo 'gpu-bootstrap: a run waits for a reboot, and continues only if the package is installed by then.'
 fi
 if [ -n "$(ls -A "$settings" 2>/dev/null)" ]; then
     echo "gpu-bootstrap: the settings in $settings stay."

@@ -190,12 +190,8 @@ fn links(found: &[(&GpuFact, Uncorrected)], unread: Option<&StepError>) -> Findi
         (true, false) => (Verdict::Warn, "non-fatal uncorrected errors", others),
         (true, true) => return finding(Verdict::Pass, "none since boot".to_owned()),
     };
-    Finding {
-        remedy: Some(
-            "reseat the GPU, its riser and its cables; if errors recur, replace the GPU".to_owned(),
-        ),
-        ..finding(status, format!("{kind} since boot: {}", places(sick)))
-    }
+    finding(status, format!("{kind} since boot: {}", places(sick)))
+        .with_remedy("reseat the GPU, its riser and its cables; if errors recur, replace the GPU")
 }
 
 async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {

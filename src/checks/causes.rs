@@ -94,7 +94,6 @@ const NEEDS: &[(&str, &[&str])] = &[
     // A daemon that rejects its configuration does not run.
     ("runtime.docker", &["rt.docker.files"]),
     ("runtime.containerd", &["rt.containerd.files"]),
-    ("runtime.crio", &["rt.crio.files"]),
     (
         "rt.containerd.systemd-cgroup",
         &["runtime.containerd", "rt.containerd.files"],
@@ -111,10 +110,6 @@ const NEEDS: &[(&str, &[&str])] = &[
             "rt.containerd.files",
             "rt.kubelet.runtime",
         ],
-    ),
-    (
-        "runtime.crio-nvidia",
-        &["runtime.crio", "toolkit.packages", "rt.crio.files"],
     ),
     (
         "cdi",

@@ -164,13 +164,13 @@ fn refused_cgroup_v1(subject: &Subject<'_>) -> Result<Option<Finding>, StepError
         true => kubelet::refused_cgroup_v1(subject.host.files(), &PROGRAMS)?,
         false => None,
     };
-    Ok(path.map(|path| Finding {
-        remedy: Some(skew::CGROUP_V1_REMEDY.to_owned()),
-        ..Finding::new(
+    Ok(path.map(|path| {
+        Finding::new(
             VERSIONS,
             Verdict::Warn,
             format!("the kubelet did not start: {} (`{path}`)", skew::CGROUP_V1),
         )
+        .with_remedy(skew::CGROUP_V1_REMEDY)
     }))
 }
 
@@ -181,13 +181,13 @@ fn accepts_cgroup_v1(subject: &Subject<'_>) -> Option<Finding> {
     let package = spec.packages.iter().find(|one| one.name == "kubelet")?;
     let why = skew::with_cgroup_v1(package.version.as_deref()?)?;
     let is_accepted = spec.method.implementation().ignores("SystemVerification");
-    (subject.facts.kernel.cgroup_v1 && is_accepted).then(|| Finding {
-        remedy: Some(skew::CGROUP_V1_REMEDY.to_owned()),
-        ..Finding::new(
+    (subject.facts.kernel.cgroup_v1 && is_accepted).then(|| {
+        Finding::new(
             VERSIONS,
             Verdict::Warn,
             format!("{why}, unless the cluster sets `failCgroupV1: false`"),
         )
+        .with_remedy(skew::CGROUP_V1_REMEDY)
     })
 }
 
@@ -358,13 +358,11 @@ fn ready(state: &ClusterState) -> Finding {
             "read the kubelet's log: `journalctl --unit kubelet`",
         ),
     };
-    Finding {
-        remedy: Some(remedy.to_owned()),
-        ..finding(
-            Verdict::Fail,
-            format!("node `{name}` is not Ready ({why}){lacks}"),
-        )
-    }
+    finding(
+        Verdict::Fail,
+        format!("node `{name}` is not Ready ({why}){lacks}"),
+    )
+    .with_remedy(remedy)
 }
 
 /// Whether the node still has its configured taints. Without them, pods that need no GPU are scheduled on it.
@@ -408,16 +406,14 @@ fn versions(state: &ClusterState) -> Finding {
     let finding = |status, why: String| Finding::new(VERSIONS, status, why);
     let unknown = |status, why| match state.cgroup_v1 {
         // A kubelet that does not start is not reported by the cluster.
-        true => Finding {
-            remedy: Some(skew::CGROUP_V1_REMEDY.to_owned()),
-            ..finding(
-                Verdict::Warn,
-                format!(
-                    "{}, but the version of this kubelet is unknown",
-                    skew::CGROUP_V1
-                ),
-            )
-        },
+        true => finding(
+            Verdict::Warn,
+            format!(
+                "{}, but the version of this kubelet is unknown",
+                skew::CGROUP_V1
+            ),
+        )
+        .with_remedy(skew::CGROUP_V1_REMEDY),
         false => finding(status, why),
     };
     let node = match known(state) {
@@ -454,13 +450,11 @@ fn versions(state: &ClusterState) -> Finding {
     }
     // The kubelet still runs if its configuration allows cgroup v1.
     if let (true, Some(why)) = (state.cgroup_v1, skew::with_cgroup_v1(kubelet)) {
-        return Finding {
-            remedy: Some(skew::CGROUP_V1_REMEDY.to_owned()),
-            ..finding(
-                Verdict::Warn,
-                format!("{why}, unless its configuration has `failCgroupV1: false`"),
-            )
-        };
+        return finding(
+            Verdict::Warn,
+            format!("{why}, unless its configuration has `failCgroupV1: false`"),
+        )
+        .with_remedy(skew::CGROUP_V1_REMEDY);
     }
     let untested = runtime.and_then(|(runtime, version)| {
         let (why, link) = runtime.untested_kubelet(kubelet, version)?;

@@ -10,7 +10,7 @@ use crate::{
     host::FileKind,
     model::{id::Id, text::shell_word},
     runtimes::{
-        Config, KubernetesDistribution, OWNERS, RuntimeKind, cdi,
+        Config, KubernetesDistribution, OWNERS, RuntimeKind, cdi, choice,
         containerd::{self, CONFIG},
         program,
     },
@@ -108,17 +108,28 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
                 || by_method(desired) == Some(kind)
         })
     };
+    // No setting configures such a runtime. `lacks_runtime` evaluates its configuration.
+    let by_administrator = |kind: RuntimeKind| {
+        let has_other = desired.is_some_and(|desired| {
+            let mut kinds = desired.runtimes.iter().map(|spec| spec.kind);
+            by_method(desired).is_some() || kinds.any(|kind| kind.runtime().facts().cri.is_some())
+        });
+        !kind.runtime().facts().is_configurable && !has_other
+    };
     match RuntimeKind::of_socket(socket) {
-        Some(kind) if wanted(kind) => {
+        Some(kind) if wanted(kind) || by_administrator(kind) => {
             pass(format!("{name} at `{socket}`, according to {known_by}"))
         }
-        Some(_) => with(
+        Some(kind) => with(
             Verdict::Warn,
             format!(
                 "the kubelet uses {name} (`{socket}`, according to {known_by}), which is not in `runtime.use`, so \
                  pods get no GPUs"
             ),
-            format!("add \"{name}\" to `runtime.use` and run `gpu-bootstrap install`"),
+            match choice::unsupported(kind) {
+                None => format!("add \"{name}\" to `runtime.use` and run `gpu-bootstrap install`"),
+                Some((_, remedy)) => remedy,
+            },
         ),
         None => with(
             Verdict::Warn,
@@ -160,7 +171,7 @@ fn serves(finding: Finding, found: &KubeletRuntime, refused: bool, enabled: bool
 
 /// Returns a finding if a toolkit is installed, but the kubelet's runtime has no nvidia runtime, hook or CDI specification
 /// (NVIDIA/k8s-device-plugin issues 307 and 655, berops/claudie issue 1786). On a machine that gpu-bootstrap prepared, the step
-/// of the runtime reports this instead. Source of the pod label in the remedy: NVIDIA/gpu-operator,
+/// of the runtime reports this instead, if there is one. Source of the pod label in the remedy: NVIDIA/gpu-operator,
 /// `assets/state-container-toolkit/0500_daemonset.yaml`.
 fn lacks_runtime(
     subject: &Subject<'_>,
@@ -177,7 +188,7 @@ fn lacks_runtime(
     );
     if has_nvidia
         || !(on_host || of_operator)
-        || subject.prepared
+        || (subject.prepared && kind.runtime().facts().is_configurable)
         || subject.facts.gpus.is_empty()
         || kind.runtime().has_hook(files)?
         || cdi::is_there(files)?
@@ -228,10 +239,8 @@ fn of_distribution(
     owner: &KubernetesDistribution,
 ) -> Result<Option<Finding>, StepError> {
     let name = owner.name;
-    let faulty = |why: String, remedy: String| Finding {
-        remedy: Some(remedy),
-        ..Finding::new(RUNTIME, Verdict::Fail, why)
-    };
+    let faulty =
+        |why: String, remedy: String| Finding::new(RUNTIME, Verdict::Fail, why).with_remedy(remedy);
     for file in subject.state.distribution_files(owner)? {
         let path = &file.path;
         // Another check reports files with syntax errors.
@@ -447,6 +456,10 @@ mod tests {
 
     /// Returns the finding for a tree with these files.
     async fn examined(files: &[(&str, &str)]) -> Finding {
+        examined_if(false, files).await
+    }
+
+    async fn examined_if(prepared: bool, files: &[(&str, &str)]) -> Finding {
         let (host, fakes) = fake::host();
         for program in ["containerd", "crio"] {
             fakes.exec.on_result(program, |cmd, _| {
@@ -467,7 +480,7 @@ mod tests {
             state: &state,
             matrix: &matrix,
             desired: None,
-            prepared: false,
+            prepared,
         };
         let found = examine(&subject).await.expect("readable");
         found.into_iter().next().expect("one")
@@ -542,16 +555,20 @@ mod tests {
         } {
             let kubelet =
                 format!("containerRuntimeEndpoint: unix:///run/{runtime}/{runtime}.sock\n");
-            let finding = examined(&[
-                (format!("/usr/bin/{runtime}").as_str(), ""),
+            let program = format!("/usr/bin/{runtime}");
+            let files = [
+                (program.as_str(), ""),
                 (toolkit, ""),
                 ("/var/lib/kubelet/config.yaml", kubelet.as_str()),
                 (path, text),
-            ])
-            .await;
-            assert_eq!(finding.status, status, "{}", finding.why);
-            let remedy = finding.remedy.unwrap_or_default();
-            assert!(remedy.contains(words), "{remedy}");
+            ];
+            // `install` does not configure CRI-O, so no step reports it on a machine that `install` prepared.
+            for prepared in [false, runtime == crio] {
+                let finding = examined_if(prepared, &files).await;
+                assert_eq!(finding.status, status, "{}", finding.why);
+                let remedy = finding.remedy.unwrap_or_default();
+                assert!(remedy.contains(words), "{remedy}");
+            }
         }
     }
 
@@ -638,7 +655,8 @@ mod tests {
             (runtime("rke2", false, Some(false)), true, Verdict::Pass),
             (runtime("rke2", true, Some(false)), false, Verdict::Skip),
             (runtime("microk8s", false, Some(false)), true, Verdict::Fail),
-            (runtime("crio", true, None), true, Verdict::Warn),
+            // `runtime.use` cannot contain it, and contains no runtime of the kubelet.
+            (runtime("crio", true, None), true, Verdict::Pass),
             (runtime("/run/other.sock", true, None), true, Verdict::Warn),
         ] {
             assert_eq!(said(&found, toolkit).0, status, "{found:?}");
@@ -655,6 +673,12 @@ mod tests {
         assert_eq!(decide(Some(&containerd), true, None).status, Verdict::Pass);
         // Only Docker is configured here.
         assert_eq!(said(&containerd, true).0, Verdict::Warn);
+        let mut other = want.clone();
+        other.runtimes[0].kind = RuntimeKind::Containerd;
+        let crio = decide(Some(&runtime("crio", true, None)), true, Some(&other));
+        let remedy = crio.remedy.unwrap_or_default();
+        assert_eq!(crio.status, Verdict::Warn);
+        assert!(remedy.contains("`runtime.use = []`"), "{remedy}");
         let mut eks = want.clone();
         eks.cluster = Some(ClusterSpec {
             method: JoinMethod::Eks,

@@ -493,10 +493,7 @@ fn sxids(messages: &[Message], source: &str) -> Finding {
              the error recurs, contact the hardware vendor",
         ),
     };
-    Finding {
-        remedy: Some(remedy.to_owned()),
-        ..finding(status, told.join("; "))
-    }
+    finding(status, told.join("; ")).with_remedy(remedy)
 }
 
 /// Returns text such as `the GPU at 0000:18:00.0`, with each address once.

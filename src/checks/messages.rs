@@ -2,9 +2,11 @@
 
 use crate::{
     check::{Finding, Verdict},
+    config::profile::Profile,
     facts::{Facts, GpuFact, Os, detection},
-    host::{FilesError, ReadFiles},
+    host::ReadFiles,
     model::text::counted,
+    step::StepError,
     tools::packages::Manager,
 };
 
@@ -32,6 +34,14 @@ pub(super) fn skip_without_gpu(finding: Finding, facts: &Facts) -> Finding {
     }
 }
 
+/// Returns the built-in profiles.
+pub(super) fn profiles() -> Result<Vec<Profile>, StepError> {
+    Profile::all_built_in().map_err(|error| StepError::Unexpected {
+        what: "the built-in profiles".to_owned(),
+        why: error.to_string(),
+    })
+}
+
 /// The maximum number of packages in a command. A driver has about twenty.
 pub(super) const MOST_NAMES: usize = 40;
 
@@ -39,13 +49,17 @@ pub(super) const MOST_NAMES: usize = 40;
 pub(super) fn manager(
     files: &dyn ReadFiles,
     os: Option<&Os>,
-) -> Result<Option<Manager>, FilesError> {
+) -> Result<Option<Manager>, StepError> {
     for manager in Manager::ALL {
         if manager.backend().is_used_on(files)? {
             return Ok(Some(manager));
         }
     }
-    Ok(os.and_then(detection::manager_of))
+    let Some(os) = os else {
+        return Ok(None);
+    };
+    let manager = Profile::of(&profiles()?, os).map(|profile| profile.manager);
+    Ok(manager.or_else(|| detection::manager_of(os)))
 }
 
 /// The name of a GPU, or its ID if it has no name.

@@ -27,6 +27,7 @@ mod owner;
 mod packages;
 mod pci;
 mod pins;
+mod program;
 mod rdma;
 mod runtime_files;
 mod virt;
@@ -55,6 +56,7 @@ pub const ALL: &[Family] = &[
     runtime_files::FAMILY,
     containerd::FAMILY,
     kubelet::FAMILY,
+    program::FAMILY,
     cluster::FAMILY,
 ];
 

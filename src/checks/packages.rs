@@ -10,7 +10,10 @@ use super::{
 use crate::{
     check::{Family, Finding, REBOOT, Subject, Verdict},
     compat::{matrix::Matrix, security},
-    config::desired::Purpose,
+    config::{
+        desired::Purpose,
+        profile::{OwnArchives, Profile},
+    },
     facts::Os,
     host::ReadFiles,
     model::{
@@ -265,19 +268,6 @@ fn secure(matrix: &Matrix, installed: Result<Vec<(String, String)>, String>) -> 
 /// The path of NVIDIA's CUDA repositories, which contains a directory for each distribution release.
 const CUDA_REPOSITORIES: &str = "/compute/cuda/repos/";
 
-/// The directory name of a distribution release in NVIDIA's repositories; `None` if it is ambiguous or does not exist.
-fn directory_of(os: &Os) -> Option<String> {
-    let version = os.version_id.as_deref()?;
-    let major = version.split('.').next()?;
-    Some(match os.id.as_str() {
-        "ubuntu" => format!("ubuntu{}", version.replace('.', "")),
-        "debian" => format!("debian{major}"),
-        "almalinux" | "centos" | "ol" | "rhel" | "rocky" => format!("rhel{major}"),
-        "amzn" if version == "2023" => "amzn2023".to_owned(),
-        _ => return None,
-    })
-}
-
 /// Returns the first NVIDIA CUDA source whose URL has no distribution directory, because a variable in the URL was empty
 /// (NVIDIA/nvidia-container-toolkit issue 402).
 fn nowhere(entries: &[SourceEntry]) -> Option<(String, String)> {
@@ -313,42 +303,51 @@ struct Foreign {
 }
 
 /// Returns the first source for another distribution release, whose packages are incompatible with this machine.
-fn foreign(entries: &[SourceEntry], os: &Os, refresh: &str) -> Option<Foreign> {
+fn foreign(
+    entries: &[SourceEntry],
+    os: &Os,
+    profiles: &[Profile],
+    refresh: &str,
+) -> Option<Foreign> {
     let minor = |(why, remedy)| Foreign {
         why,
         remedy,
         stops: false,
     };
     let name = os.pretty_name.as_deref().unwrap_or(&os.id);
+    let own = Profile::of(profiles, os);
+    let others: Vec<&OwnArchives> = (profiles.iter())
+        .filter(|other| {
+            own.is_some_and(|own| own.name != other.name && own.manager == other.manager)
+        })
+        .filter_map(|other| other.own_archives.as_ref())
+        .collect();
     (entries.iter().filter(|entry| entry.enabled)).find_map(|entry| {
         let SourceEntry {
             file, uri, suite, ..
         } = entry;
-        let is_of_ubuntu = |uri: &str| UBUNTU.iter().any(|part| uri.contains(part));
-        // Other PPAs may also have packages that fit Debian.
-        let has_drivers = |uri: &str| {
-            DRIVERS_OF_UBUNTU.iter().any(|part| uri.contains(part)) && is_of_ubuntu(uri)
-        };
-        if os.id == "debian" && is_of_ubuntu(uri) {
-            let mut others = entries.iter().filter(|other| other.file == *file);
-            let is_only = others.all(|other| has_drivers(&other.uri));
+        if let Some(archives) = others.iter().find(|archives| archives.contain(uri)) {
+            let mut of_file = entries.iter().filter(|other| other.file == *file);
+            let is_only = of_file.all(|other| archives.have_drivers(&other.uri));
             return Some(Foreign {
                 why: format!(
-                    "`{file}` has Ubuntu packages (`{suite}`), which are not made for this machine: {name}"
+                    "`{file}` has {} packages (`{suite}`), which are not made for this machine: {name}",
+                    archives.title
                 ),
                 remedy: match (is_only, shell_word(file)) {
                     // The package managers ignore files with this suffix.
                     (true, file) => format!("run `mv {file} {file}.disabled && {refresh}`"),
                     _ => format!("remove these entries from `{file}`, then run `{refresh}`"),
                 },
-                stops: has_drivers(uri),
+                stops: archives.have_drivers(uri),
             });
         }
         if let Some((_, rest)) = uri.split_once(CUDA_REPOSITORIES) {
-            let (found, wanted) = (rest.split('/').next()?, directory_of(os)?);
+            let found = rest.split('/').next()?;
+            let wanted = own?.cuda_directory(os.version_id.as_deref()?)?;
             // Names without a version are not releases, such as `wsl-ubuntu` and `cross-linux-sbsa`.
             let is_release = found.ends_with(|c: char| c.is_ascii_digit());
-            let stops = is_of_another_distribution(found, &wanted);
+            let stops = is_of_another_distribution(found, wanted);
             let is_alone = (entries.iter()).all(|other| other.file != *file || other.uri == *uri);
             let why = format!(
                 "`{file}` contains the NVIDIA repository `{found}`, but this machine ({name}) needs `{wanted}`"
@@ -440,21 +439,6 @@ fn shut_down(entries: &[SourceEntry]) -> Option<(String, String)> {
     ))
 }
 
-/// Ubuntu archives, which are incompatible with Debian.
-const UBUNTU: [&str; 4] = [
-    "archive.ubuntu.com/",
-    "security.ubuntu.com/",
-    "ppa.launchpadcontent.net/",
-    "ppa.launchpad.net/",
-];
-
-/// Those with a driver, whose packages conflict with those of Debian.
-const DRIVERS_OF_UBUNTU: [&str; 3] = [
-    "archive.ubuntu.com/",
-    "security.ubuntu.com/",
-    "/graphics-drivers/",
-];
-
 /// Checks for errors in the package sources, for sources of another distribution release, and for outdated URLs. `live`: not a
 /// recorded tree, which may lack keys. `installs`: the machine has GPUs but no loaded driver, so a driver must be installed.
 fn sources(
@@ -464,6 +448,7 @@ fn sources(
     installs: bool,
 ) -> Result<Finding, StepError> {
     let finding = |status, why: String| Finding::new(SOURCES, status, why);
+    let profiles = messages::profiles()?;
     let mut used = Vec::new();
     for manager in Manager::ALL {
         if manager.backend().is_used_on(files)? {
@@ -513,32 +498,22 @@ fn sources(
             });
         }
         if let Some((why, remedy)) = retired(&entries).or_else(|| shut_down(&entries)) {
-            return Ok(Finding {
-                remedy: Some(remedy),
-                ..finding(Verdict::Fail, why)
-            });
+            return Ok(finding(Verdict::Fail, why).with_remedy(remedy));
         }
         if let Some((why, remedy)) = nowhere(&entries) {
-            return Ok(Finding {
-                remedy: Some(remedy),
-                ..finding(Verdict::Warn, why)
-            });
+            return Ok(finding(Verdict::Warn, why).with_remedy(remedy));
         }
-        if let Some(foreign) = os.and_then(|os| foreign(&entries, os, backend.commands().refresh)) {
+        let foreign =
+            os.and_then(|os| foreign(&entries, os, &profiles, backend.commands().refresh));
+        if let Some(foreign) = foreign {
             let status = match foreign.stops && installs {
                 true => Verdict::Fail,
                 false => Verdict::Warn,
             };
-            return Ok(Finding {
-                remedy: Some(foreign.remedy),
-                ..finding(status, foreign.why)
-            });
+            return Ok(finding(status, foreign.why).with_remedy(foreign.remedy));
         }
         if let Some((why, remedy)) = moved {
-            return Ok(Finding {
-                remedy: Some(remedy),
-                ..finding(Verdict::Warn, why)
-            });
+            return Ok(finding(Verdict::Warn, why).with_remedy(remedy));
         }
     }
     Ok(match told {
@@ -777,6 +752,12 @@ mod tests {
             cuda("wsl-ubuntu"), &noble, None;
             cuda("ubuntu2204"), &os("debian", "12", "bookworm"), Some("`debian12`");
             cuda("ubuntu2204"), &os("pop", "22.04", "jammy"), None;
+            // Related systems have the directory of the supported one, unless their releases have other numbers.
+            cuda("ubuntu2404"), &os("pop", "22.04", "jammy"), Some("`ubuntu2204`");
+            cuda("rhel8"), &os("eurolinux", "9.4", ""), Some("`rhel9`");
+            cuda("rhel9"), &os("virtuozzo", "9", ""), None;
+            cuda("ubuntu2004"), &os("linuxmint", "22.1", "xia"), None;
+            cuda("debian12"), &os("kali", "2026.3", "kali-rolling"), None;
             docker.clone(), &noble, Some("Docker repository for `jammy`");
             docker, &os("ubuntu", "22.04", "jammy"), None;
         } {

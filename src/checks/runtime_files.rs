@@ -80,10 +80,8 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
         return Ok(None);
     };
     let of_operator = path == toolkit::OPERATOR_CONFIG;
-    let faulty = |status, why: String, remedy: String| Finding {
-        remedy: Some(remedy),
-        ..say(&TOOLKIT, status, why)
-    };
+    let faulty =
+        |status, why: String, remedy: String| say(&TOOLKIT, status, why).with_remedy(remedy);
     let config = match toolkit::parse_config(&text) {
         Ok(config) => config,
         Err(why) => {
@@ -228,17 +226,17 @@ async fn toolkit_file(subject: &Subject<'_>, path: &str) -> Result<Option<Findin
 
 /// Returns the warning about a CDI specification that only root can read.
 fn only_for_root(files: &dyn ReadFiles) -> Result<Option<Finding>, StepError> {
-    Ok(cdi::only_for_root(files)?.map(|(directory, path)| Finding {
-        remedy: Some(format!(
-            "run `chmod a+rX {} {}`",
-            shell_word(directory),
-            shell_word(&path)
-        )),
-        ..say(
+    Ok(cdi::only_for_root(files)?.map(|(directory, path)| {
+        say(
             &TOOLKIT,
             Verdict::Warn,
             format!("only root can read `{path}`, so rootless containers find no GPU"),
         )
+        .with_remedy(format!(
+            "run `chmod a+rX {} {}`",
+            shell_word(directory),
+            shell_word(&path)
+        ))
     }))
 }
 

@@ -21,7 +21,7 @@ use crate::{
         profile::{DriverRow, Profile},
     },
     exit::Exit,
-    facts::{GpuFact, Os, detection},
+    facts::{GpuFact, Os},
     host::Host,
     model::{
         gpu::SupportedFlavors,
@@ -134,8 +134,10 @@ pub(super) fn os_named(name: &str) -> Result<Os, Failure> {
             Some("use `ID-VERSION_ID` of its `os-release`, for example `ubuntu-24.04`"),
         ));
     }
+    let profiles = Profile::all_built_in()?;
+    let alias = (profiles.iter()).find_map(|profile| profile.aliases.get(id));
     Ok(Os {
-        id: detection::os_id(id).to_owned(),
+        id: alias.map_or(id, String::as_str).to_owned(),
         version_id: Some(version.to_owned()),
         id_like: Vec::new(),
         version_codename: None,

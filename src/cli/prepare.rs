@@ -15,6 +15,7 @@ use crate::{
     config::{
         desired::{ConditionSpec, Guard, PackagePolicy},
         error::{ConfigError, ResolveError},
+        file::PackagesConfig,
         load::{self, Question, SettingsRequest},
         location::Location,
         network,
@@ -447,7 +448,7 @@ fn policy_of_profile(
     };
     Ok(Policy {
         manager: chosen.manager,
-        lock_timeout_seconds: chosen.packages.lock_timeout.seconds(),
+        lock_timeout_seconds: PackagesConfig::default().lock_timeout.seconds(),
         pause_units: chosen.packages.pause_units,
         kernels: chosen.packages.kernels,
     })

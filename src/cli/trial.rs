@@ -28,10 +28,9 @@ use crate::{
     },
     error::Report as _,
     exit::Exit,
-    facts::{DeviceCatalog as _, Facts, GpuFact, Kernel, Os, Unknown, switches},
+    facts::{Facts, GpuFact, Kernel, Os, Unknown, switches},
     host::{Host, memory::Tree},
     model::{
-        gpu::GpuIdentity,
         pci::PciAddress,
         version::{Branch, KernelVersion},
     },
@@ -246,7 +245,15 @@ fn facts(
         && let Some(gpu) = &name_match.gpu
     {
         let count = name_match.gpus.unwrap_or(1);
-        let one = |at| gpu_fact(matrix, gpu, at);
+        let one = |bus| {
+            let address = PciAddress {
+                domain: 0,
+                bus,
+                device: 0,
+                function: 0,
+            };
+            GpuFact::described(address, gpu.clone(), Some(matrix))
+        };
         facts.gpus = (0..u8::try_from(count).unwrap_or(u8::MAX))
             .map(one)
             .collect();
@@ -255,29 +262,6 @@ fn facts(
         }
     }
     facts
-}
-
-fn gpu_fact(matrix: &Matrix, gpu: &GpuIdentity, at: u8) -> GpuFact {
-    let described = matrix.describe(gpu);
-    GpuFact {
-        pci_address: PciAddress {
-            domain: 0,
-            bus: at,
-            device: 0,
-            function: 0,
-        },
-        pci_id: gpu.pci_id,
-        subsystem_id: gpu.subsystem_id,
-        class: None,
-        name: described.name,
-        chip_name: gpu.chip_name.clone(),
-        architecture: described.architecture,
-        architecture_evidence: described.architecture_evidence,
-        compute_capability: described.compute_capability,
-        module_flavor: described.module_flavor,
-        vgpu: described.vgpu,
-        numa_node: None,
-    }
 }
 
 /// Returns the result that is the same for all machines. It is an error if the results differ, because the GPU name is

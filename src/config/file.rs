@@ -196,8 +196,8 @@ settings! {
 settings! {
     /// Container runtimes.
     RuntimeConfig {
-        /// The runtimes to install and configure: `docker`, `containerd`, `crio`, `podman`; `[]` for none. Without this
-        /// key, the installed runtimes are used. If no runtime is installed, the default is `containerd` if the machine
+        /// The runtimes to install and configure: `docker`, `containerd`, `podman`; `[]` for none. Without this key,
+        /// the installed runtimes are used. If no runtime is installed, the default is `containerd` if the machine
         /// joins a cluster with kubeadm, a command or its provider; `[]` if k3s, RKE2, k0s or MicroK8s is installed,
         /// because they include a runtime; and `docker` otherwise. If the machine joins with k3s, RKE2 or EKS, the
         /// default is always `[]`. An installed containerd that is a dependency of Docker counts only if gpu-bootstrap
@@ -206,8 +206,8 @@ settings! {
         /// no configuration: version 4.1 and later read the CDI specification (`podman run --device
         /// nvidia.com/gpu=all`), so `cdi.enabled` and `toolkit.enabled` must be `true`. Its packages come from the
         /// distribution: Debian 12 and 13, Ubuntu 24.04 and 26.04, AlmaLinux 9 and 10 (on AlmaLinux, only `plan` was
-        /// tested). CRI-O is not in the Debian archive, so its package comes from repositories that the administrator
-        /// added. The nvidia runtime of CRI-O is written to `/etc/crio/crio.conf.d/99-nvidia.toml`.
+        /// tested). CRI-O is not configured: if the kubelet uses it, or if it is the only installed runtime, this key is
+        /// required. With `[]`, the driver, the toolkit and the CDI specification are prepared, and you configure CRI-O.
         pub r#use: Option<Vec<RuntimeKind>> => "what is installed",
         /// The package source: the distribution's archive or the Docker repository.
         pub source: Option<Word> => r#"`"distribution"`; on AlmaLinux `"docker"`"#,
@@ -216,8 +216,8 @@ settings! {
         /// Whether Docker may be restarted, although a restart stops its containers. A reload is sufficient for the
         /// nvidia runtime, but Docker 25.0 to 28.1 enables CDI only at a restart. `"when-idle"`: Docker is restarted
         /// only while no container runs, or if its `live-restore` is enabled; `plan` lists the running containers.
-        /// `"always"`: Docker is restarted, and its containers are stopped. A restart of containerd or CRI-O does not
-        /// stop containers.
+        /// `"always"`: Docker is restarted, and its containers are stopped. A restart of containerd does not stop
+        /// containers.
         pub restart: Option<Restart> => r#"`"when-idle"`"#,
     }
 }
@@ -279,7 +279,7 @@ settings! {
     /// How packages are installed.
     PackagesConfig {
         /// How long to wait for another package manager or DKMS process; `--lock-timeout` overrides it.
-        pub lock_timeout: Option<TimeLimit> => r#"`"15m"`"#,
+        pub lock_timeout: TimeLimit = TimeLimit::minutes(15),
         /// Hosts, domains and networks to access without the proxy, separated by commas.
         pub no_proxy: Option<String> => "`no_proxy` of the environment",
         /// An HTTP proxy for the package manager and for keys, also when packages are removed. Its password is never
@@ -313,16 +313,16 @@ settings! {
     /// The container validation.
     ValidationConfig {
         /// Run [the probe](probe.md) in a container of each runtime: all GPUs must be visible and run a computation.
-        /// CRI-O is excluded because it only runs pods: run a pod with a GPU there. If no runtime can run the container
-        /// (`false`, `runtime.use = []`, only CRI-O, or no toolkit), the probe runs on the host (`validation.compute`).
-        pub container: Option<bool> => "`true`",
+        /// If no runtime can run the container (`false`, `runtime.use = []`, or no toolkit), the probe runs on the host
+        /// (`validation.compute`).
+        pub container: bool = true,
         /// The image for the probe, as `REGISTRY/NAME:TAG` or `REGISTRY/NAME@sha256:DIGEST`, or `cuda` for the
         /// [NVIDIA base image](#validation-image).
         pub image: Option<Word> => "a built-in one, which needs no registry",
         /// The time limit of the container.
-        pub timeout: Option<TimeLimit> => r#"`"1m"`"#,
+        pub timeout: TimeLimit = TimeLimit::minutes(1),
         /// The time limit for pulling the image, including all retries.
-        pub pull_timeout: Option<TimeLimit> => r#"`"30m"`"#,
+        pub pull_timeout: TimeLimit = TimeLimit::minutes(30),
     }
 }
 

@@ -7,12 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use serde::Deserialize;
 
 use crate::{
-    config::{
-        desired::Manager,
-        error::ConfigError,
-        kernel::KernelRow,
-        values::{Fingerprint, TimeLimit},
-    },
+    config::{desired::Manager, error::ConfigError, kernel::KernelRow, values::Fingerprint},
     facts::Os,
     host::ReadFiles,
     model::{
@@ -44,6 +39,15 @@ pub struct Profile {
     /// Derived distributions that the profile may support, with a warning: their `ID`, or a name in their `ID_LIKE`.
     #[serde(default)]
     pub like: Vec<String>,
+    /// Other names of these systems for `--os`, with their `ID`.
+    #[serde(default)]
+    pub aliases: BTreeMap<String, String>,
+    /// Directories in NVIDIA's CUDA repositories by release, including releases that the profile does not support.
+    #[serde(default)]
+    pub cuda_directories: BTreeMap<String, String>,
+    /// Archives that are incompatible with other systems.
+    #[serde(default)]
+    pub own_archives: Option<OwnArchives>,
     /// The package manager.
     pub manager: Manager,
     /// Architectures by kernel name.
@@ -54,8 +58,6 @@ pub struct Profile {
     pub modules: ModuleDefaults,
     /// Persistence of the driver's state.
     pub persistence: PersistenceDefaults,
-    /// The container probe.
-    pub validation: ValidationDefaults,
     /// Held packages.
     pub hold: HoldDefaults,
     /// Supported releases.
@@ -79,6 +81,32 @@ pub struct Profile {
     pub toolkit: ToolkitRow,
 }
 
+/// Archives with packages that fit only one distribution and its derivatives.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct OwnArchives {
+    /// The distribution, for messages.
+    pub title: String,
+    /// Parts of their URLs.
+    pub urls: Vec<String>,
+    /// Parts of the URLs of archives with drivers, whose packages conflict with those of other distributions.
+    pub drivers: Vec<String>,
+}
+
+impl OwnArchives {
+    /// Whether the URL belongs to one of the archives.
+    #[must_use]
+    pub fn contain(&self, url: &str) -> bool {
+        self.urls.iter().any(|part| url.contains(part))
+    }
+
+    /// Whether the URL belongs to one of the archives, and that archive has drivers.
+    #[must_use]
+    pub fn have_drivers(&self, url: &str) -> bool {
+        self.contain(url) && self.drivers.iter().any(|part| url.contains(part))
+    }
+}
+
 /// Names of a CPU architecture that differ from its kernel name.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -93,8 +121,6 @@ pub struct ArchitectureNames {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct PackageDefaults {
-    /// How long to wait for another package manager.
-    pub lock_timeout: TimeLimit,
     /// Units that start a package manager automatically.
     pub pause_units: Vec<String>,
     /// Shell patterns for names of kernel packages. No transaction installs a new kernel as a dependency.
@@ -118,16 +144,6 @@ pub struct ModuleDefaults {
 pub struct PersistenceDefaults {
     /// The unit of the daemon.
     pub unit: String,
-}
-
-/// Defaults of the container probe.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct ValidationDefaults {
-    /// Run a container.
-    pub container: bool,
-    /// The time limit.
-    pub timeout: TimeLimit,
 }
 
 /// Held packages.
@@ -291,15 +307,7 @@ impl Profile {
                 warnings: Vec::new(),
             });
         }
-        // A profile for the distribution family, by the nearest relative that has one.
-        let relative = std::iter::once(&os.id)
-            .chain(&os.id_like)
-            .find_map(|family| {
-                all.iter().find(|profile| {
-                    profile.os_ids.contains(family) || profile.like.contains(family)
-                })
-            });
-        match relative {
+        match Self::of(&all, os) {
             Some(profile) => Ok(ProfileChoice {
                 profile: profile.clone(),
                 warnings: vec![match profile.like.contains(&os.id) {
@@ -321,6 +329,50 @@ impl Profile {
                 supported: all.iter().map(Self::serves).collect(),
             }),
         }
+    }
+
+    /// Returns the profile for an operating system, or else the one for its nearest relative.
+    #[must_use]
+    pub fn of<'p>(all: &'p [Self], os: &Os) -> Option<&'p Self> {
+        std::iter::once(&os.id)
+            .chain(&os.id_like)
+            .find_map(|family| {
+                all.iter().find(|profile| {
+                    profile.os_ids.contains(family) || profile.like.contains(family)
+                })
+            })
+    }
+
+    /// Returns all built-in profiles.
+    ///
+    /// # Errors
+    /// If the binary is corrupt.
+    pub fn all_built_in() -> Result<Vec<Self>, ConfigError> {
+        built_in_names().map(Self::built_in).collect()
+    }
+
+    /// Lists the systems of the built-in profiles whose archive has signed modules: `almalinux 9, 10; ubuntu 24.04`.
+    ///
+    /// # Errors
+    /// If the binary is corrupt.
+    pub fn with_signed_modules() -> Result<String, ConfigError> {
+        let mut systems = Vec::new();
+        for profile in Self::all_built_in()? {
+            let is_signed = |release: &&Release| {
+                profile.driver.iter().any(|row| {
+                    row.source == DISTRIBUTION
+                        && !row.build.is_compiled()
+                        && row.releases.contains(&release.version_id)
+                })
+            };
+            let releases: Vec<&str> = (profile.release.iter().filter(is_signed))
+                .map(|release| release.version_id.as_str())
+                .collect();
+            if !releases.is_empty() {
+                systems.push(format!("{} {}", profile.name, releases.join(", ")));
+            }
+        }
+        Ok(systems.join("; "))
     }
 
     /// Returns whether the value is a path instead of a name.
@@ -346,12 +398,15 @@ impl Profile {
     /// Returns the release of the machine.
     #[must_use]
     pub fn release_for(&self, version_id: &str) -> Option<&Release> {
-        self.release.iter().find(|release| {
-            version_id == release.version_id
-                || version_id
-                    .strip_prefix(&release.version_id)
-                    .is_some_and(|rest| rest.starts_with('.'))
-        })
+        (self.release.iter()).find(|release| is_of_release(version_id, &release.version_id))
+    }
+
+    /// Returns the directory of a release in NVIDIA's CUDA repositories.
+    #[must_use]
+    pub fn cuda_directory(&self, version_id: &str) -> Option<&str> {
+        let mut releases = self.cuda_directories.iter();
+        let (_, directory) = releases.find(|(release, _)| is_of_release(version_id, release))?;
+        Some(directory)
     }
 
     /// Describes the supported releases: `debian 12, 13 (x86_64, aarch64)`.
@@ -465,6 +520,13 @@ pub fn built_in_names() -> impl Iterator<Item = &'static str> {
     files.map(|(name, _)| name)
 }
 
+/// Whether a `VERSION_ID` belongs to a release: `9.6` belongs to `9`.
+fn is_of_release(version_id: &str, release: &str) -> bool {
+    version_id
+        .strip_prefix(release)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 /// Describes an operating system.
 #[must_use]
 pub fn described(os: &Os) -> String {
@@ -494,6 +556,45 @@ mod tests {
         assert_eq!(files, names);
         for name in built_in_names() {
             assert_eq!(Profile::built_in(name).unwrap().name, name);
+        }
+    }
+
+    #[test]
+    fn cuda_directories_match_the_repositories() {
+        for profile in Profile::all_built_in().unwrap() {
+            for row in (profile.repository.iter()).filter(|row| row.name == "nvidia-cuda") {
+                for release in &row.releases {
+                    let directory = profile.cuda_directory(release).expect(release);
+                    assert!(
+                        row.url.contains(&format!("/repos/{directory}/")),
+                        "{}",
+                        row.url
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn names_of_systems_are_unambiguous() {
+        let all = Profile::all_built_in().unwrap();
+        let mut names: Vec<&String> = (all.iter())
+            .flat_map(|profile| {
+                let ids = profile.os_ids.iter().chain(&profile.like);
+                ids.chain(profile.aliases.keys())
+            })
+            .collect();
+        names.sort();
+        let count = names.len();
+        names.dedup();
+        assert_eq!(names.len(), count, "{names:?}");
+        for profile in &all {
+            for id in profile.aliases.values() {
+                assert!(
+                    profile.os_ids.contains(id) || profile.like.contains(id),
+                    "{id}"
+                );
+            }
         }
     }
 

@@ -464,6 +464,9 @@ fn runtime_rows<'a>(
     let served = |row: &&RuntimeRow| row.releases.contains(&release.version_id);
     let mut rows: Vec<&RuntimeRow> = Vec::new();
     for &kind in kinds {
+        if let Some((why, hint)) = choice::unsupported(kind) {
+            return Err(inputs.layers.wrong("runtime.use", why, Some(hint)).into());
+        }
         let of_kind = profile
             .runtime
             .iter()
@@ -550,10 +553,7 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
     let own = &config.packages;
     PackagePolicy {
         manager: profile.manager,
-        lock_timeout_seconds: own
-            .lock_timeout
-            .unwrap_or(profile.packages.lock_timeout)
-            .seconds(),
+        lock_timeout_seconds: own.lock_timeout.seconds(),
         proxy: own.proxy.as_ref().map(|proxy| Secret::new(proxy.expose())),
         no_proxy: own.no_proxy.clone(),
         pause_units: profile.packages.pause_units.clone(),

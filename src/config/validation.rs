@@ -3,12 +3,11 @@
 use crate::{
     compat::{cuda_image::ImageFor, matrix::Matrix},
     config::{
-        desired::{DriverSpec, Validation, pull_timeout},
+        desired::{DriverSpec, Validation},
         error::{Refusal, ResolveError},
         file::Config,
         profile::Profile,
         sources::SettingSources,
-        values::TimeLimit,
     },
     facts::Facts,
     model::gpu::GpuIdentity,
@@ -26,7 +25,7 @@ pub(super) fn validation(
     (matrix, facts): (&Matrix, &Facts),
     driver: Option<(&DriverSpec, &[GpuIdentity])>,
 ) -> Result<Validation, ResolveError> {
-    let (own, default) = (&config.validation, &profile.validation);
+    let own = &config.validation;
     let name = own.image.as_ref().map(|image| image.as_str());
     if name.is_some_and(is_no_name) {
         let why = "not an image name".to_owned();
@@ -41,12 +40,10 @@ pub(super) fn validation(
         (name, _) => name.map(str::to_owned),
     };
     Ok(Validation {
-        container: own.container.unwrap_or(default.container),
+        container: own.container,
         image,
-        timeout_seconds: own.timeout.unwrap_or(default.timeout).seconds(),
-        pull_timeout_seconds: own
-            .pull_timeout
-            .map_or_else(pull_timeout, TimeLimit::seconds),
+        timeout_seconds: own.timeout.seconds(),
+        pull_timeout_seconds: own.pull_timeout.seconds(),
     })
 }
 

@@ -198,6 +198,10 @@ fn plain(text: &str) -> bool {
 pub struct TimeLimit(u64);
 
 impl TimeLimit {
+    pub(super) const fn minutes(count: u64) -> Self {
+        Self(count * 60)
+    }
+
     /// Returns the seconds.
     #[must_use]
     pub fn seconds(self) -> u64 {
@@ -219,8 +223,12 @@ impl FromStr for TimeLimit {
 }
 
 impl fmt::Display for TimeLimit {
+    /// Whole minutes as `15m`, otherwise seconds.
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(to, "{}s", self.0)
+        match self.0 % 60 {
+            0 => write!(to, "{}m", self.0 / 60),
+            _ => write!(to, "{}s", self.0),
+        }
     }
 }
 

@@ -55,13 +55,8 @@ impl Applying<'_> {
                 }
             }
             Ok(Assessment::After { upstream, .. }) => {
-                let awaits = self.jobs.iter().any(|job| {
-                    job.id == *upstream
-                        && job
-                            .ended
-                            .as_ref()
-                            .is_some_and(|end| end.outcome == Outcome::AwaitingBoot)
-                });
+                let awaits = (self.jobs.iter())
+                    .any(|job| job.id == *upstream && job.has(Outcome::AwaitingBoot));
                 if awaits {
                     end.outcome = Outcome::AwaitingBoot;
                 } else {

@@ -176,10 +176,8 @@ impl<'s> Applying<'s> {
 
     fn advance_step(&mut self, at: usize) -> bool {
         let upstream = &self.session.inner.graph.up[at];
-        let ends: Vec<Option<Outcome>> = upstream
-            .iter()
-            .map(|up| self.jobs[*up].ended.as_ref().map(|end| end.outcome))
-            .collect();
+        let ends: Vec<Option<Outcome>> =
+            upstream.iter().map(|up| self.jobs[*up].outcome()).collect();
         if let Some(dead) = ends
             .iter()
             .position(|end| end.is_some_and(|outcome| !outcome.lets_go_on()))

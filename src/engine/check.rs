@@ -283,10 +283,8 @@ fn resolved(desired: &Desired, back: Option<&RollbackStarted>) -> Finding {
     let why = format!(
         "driver {from} failed validation ({failed}), and the rollback to {to} is not finished ({why})"
     );
-    Finding {
-        remedy: Some("run `gpu-bootstrap install`, which continues the rollback".to_owned()),
-        ..Finding::new(RESOLVABLE, Verdict::Warn, why)
-    }
+    Finding::new(RESOLVABLE, Verdict::Warn, why)
+        .with_remedy("run `gpu-bootstrap install`, which continues the rollback")
 }
 
 /// The finding about a machine without a desired state. A machine without an NVIDIA GPU needs no preparation, unless

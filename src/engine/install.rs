@@ -310,11 +310,7 @@ impl Session {
         notes: &mut Vec<String>,
     ) -> bool {
         let stood = resume::stands(ledger);
-        let changes = jobs.iter().any(|job| {
-            job.ended
-                .as_ref()
-                .is_some_and(|end| end.outcome == Outcome::WouldChange)
-        });
+        let changes = jobs.iter().any(|job| job.has(Outcome::WouldChange));
         if changes
             && self.tools.options.request.reboot
             && let Err(note) = resume::ensure(&self.tools, ledger, self.driver_modules()).await
@@ -364,12 +360,7 @@ impl Session {
         jobs: &[Job],
         notes: &mut Vec<String>,
     ) -> Result<Exit, EngineError> {
-        let awaiting = jobs.iter().any(|job| {
-            job.ended
-                .as_ref()
-                .is_some_and(|end| end.outcome == Outcome::AwaitingBoot)
-        });
-        if awaiting {
+        if jobs.iter().any(|job| job.has(Outcome::AwaitingBoot)) {
             if let Err(note) = resume::ensure(&self.tools, ledger, self.driver_modules()).await {
                 self.tools.note(notes, note);
                 return Ok(Exit::StepFailed);
@@ -441,11 +432,7 @@ pub(super) fn end(
 
 /// The exit status if the assessments already rule out any change.
 fn refusal(jobs: &[Job]) -> Option<Exit> {
-    let any = |outcome| {
-        jobs.iter()
-            .filter_map(|job| job.ended.as_ref())
-            .any(|end| end.outcome == outcome)
-    };
+    let any = |outcome| jobs.iter().any(|job| job.has(outcome));
     if any(Outcome::Blocked) {
         Some(Exit::Blocked)
     } else if any(Outcome::Failed) {
@@ -457,20 +444,12 @@ fn refusal(jobs: &[Job]) -> Option<Exit> {
 
 /// Marks every step with pending changes as not-run, with the reason.
 fn nothing_changes(jobs: &mut [Job]) {
-    let culprit = jobs.iter().find(|job| {
-        job.ended
-            .as_ref()
-            .is_some_and(|end| matches!(end.outcome, Outcome::Blocked | Outcome::Failed))
-    });
+    let culprit = jobs.iter().find(|job| job.blocks_the_run());
     let Some(why) = culprit.map(Job::not_because_of) else {
         return;
     };
     for job in jobs {
-        if job
-            .ended
-            .as_ref()
-            .is_some_and(|end| end.outcome == Outcome::WouldChange)
-        {
+        if job.has(Outcome::WouldChange) {
             job.ended = Some(End::new(Outcome::NotRun, why.clone()));
         }
     }
@@ -499,8 +478,9 @@ fn changed(applying: &Applying<'_>, ledger: &Ledger, first: u64) -> bool {
 }
 
 fn exit_of(applying: &Applying<'_>, changed: bool) -> Exit {
-    let ends = || applying.jobs.iter().filter_map(|job| job.ended.as_ref());
-    if let Some(end) = ends().find(|end| end.outcome == Outcome::Failed) {
+    let any = |outcome| applying.jobs.iter().any(|job| job.has(outcome));
+    let mut ends = applying.jobs.iter().filter_map(|job| job.ended.as_ref());
+    if let Some(end) = ends.find(|end| end.outcome == Outcome::Failed) {
         return match end.exit {
             // `Blocked` means that nothing was changed.
             Some(Exit::Blocked) if changed => Exit::StepFailed,
@@ -508,7 +488,7 @@ fn exit_of(applying: &Applying<'_>, changed: bool) -> Exit {
             None => Exit::StepFailed,
         };
     }
-    if ends().any(|end| end.outcome == Outcome::Blocked) {
+    if any(Outcome::Blocked) {
         return if changed {
             Exit::StepFailed
         } else {
@@ -516,12 +496,10 @@ fn exit_of(applying: &Applying<'_>, changed: bool) -> Exit {
         };
     }
     match &applying.stop {
-        Some(Stop::Cancelled(exit)) if ends().any(|end| end.outcome == Outcome::NotRun) => *exit,
+        Some(Stop::Cancelled(exit)) if any(Outcome::NotRun) => *exit,
         Some(Stop::Reboot(_)) => Exit::RebootRequired,
         Some(Stop::Step(_)) => Exit::StepFailed,
-        Some(Stop::Deadline(_)) if ends().any(|end| end.outcome == Outcome::NotRun) => {
-            Exit::StepFailed
-        }
+        Some(Stop::Deadline(_)) if any(Outcome::NotRun) => Exit::StepFailed,
         _ => Exit::Ok,
     }
 }

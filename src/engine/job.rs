@@ -143,6 +143,26 @@ impl Job {
         }
     }
 
+    /// The outcome of the finished step.
+    pub(super) fn outcome(&self) -> Option<Outcome> {
+        self.ended.as_ref().map(|end| end.outcome)
+    }
+
+    /// Whether the step is finished with this outcome.
+    pub(super) fn has(&self, outcome: Outcome) -> bool {
+        self.outcome() == Some(outcome)
+    }
+
+    /// Whether its part of the machine is as desired, with or without changes.
+    pub(super) fn succeeded(&self) -> bool {
+        self.has(Outcome::Satisfied) || self.has(Outcome::Changed)
+    }
+
+    /// Whether the step is blocked or failed. If an assessment has this result, the run changes nothing.
+    pub(super) fn blocks_the_run(&self) -> bool {
+        self.has(Outcome::Blocked) || self.has(Outcome::Failed)
+    }
+
     /// Whether the step is not finished and is known to have pending changes.
     pub(super) fn will_change(&self) -> bool {
         let expects = match &self.answer {

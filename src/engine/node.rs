@@ -23,7 +23,7 @@ impl Session {
         reboots: u32,
         notes: &mut Vec<String>,
     ) -> Option<NodeSummary> {
-        let awaits_boot = |job: &Job| outcome(job) == Some(Outcome::AwaitingBoot);
+        let awaits_boot = |job: &Job| job.has(Outcome::AwaitingBoot);
         if exit != Exit::Ok || jobs.iter().any(awaits_boot) {
             return None;
         }
@@ -60,13 +60,9 @@ async fn summary(
     jobs: &[Job],
     reboots: u32,
 ) -> Result<NodeSummary, StateError> {
-    let succeeded = |id: &StepId| {
-        let is_done = |one| matches!(one, Some(Outcome::Changed | Outcome::Satisfied));
-        jobs.iter()
-            .any(|job| job.id == *id && is_done(outcome(job)))
-    };
+    let succeeded = |id: &StepId| jobs.iter().any(|job| job.id == *id && job.succeeded());
     let validated = if succeeded(&steps::VALIDATION_CONTAINER) {
-        let names: Vec<&str> = steps::container::to_validate(desired)
+        let names: Vec<&str> = (desired.runtimes.iter())
             .map(|one| one.kind.name())
             .collect();
         Some(format!("in a container of {}", names.join(" and ")))
@@ -134,8 +130,4 @@ async fn packages(state: &State, desired: &Desired) -> Result<Vec<NodePackage>, 
         })
     });
     Ok(parts.collect())
-}
-
-fn outcome(job: &Job) -> Option<Outcome> {
-    job.ended.as_ref().map(|end| end.outcome)
 }

@@ -95,16 +95,9 @@ impl Session {
         let mut steps = Vec::with_capacity(jobs.len());
         let mut listed = Listed::default();
         for (at, job) in jobs.iter().enumerate() {
-            let upstream_pending = self.inner.graph.up[at].iter().any(|up| {
-                jobs[*up]
-                    .ended
-                    .as_ref()
-                    .is_some_and(|end| end.outcome == Outcome::WouldChange)
-            });
-            let would_change = job
-                .ended
-                .as_ref()
-                .is_some_and(|end| end.outcome == Outcome::WouldChange);
+            let upstream_pending =
+                (self.inner.graph.up[at].iter()).any(|up| jobs[*up].has(Outcome::WouldChange));
+            let would_change = job.has(Outcome::WouldChange);
             let (changes, known) = match &job.answer {
                 _ if !would_change => (&[][..], false),
                 Some(Ok(Assessment::Needs { changes, .. })) => (changes.as_slice(), true),
@@ -166,14 +159,12 @@ impl Session {
         let any = |outcome| steps.iter().any(|step| step.outcome == outcome);
         // A validation that is repeated after a boot is not drift, because it changes nothing.
         let pending = jobs.iter().any(|job| {
-            let would_change =
-                (job.ended.as_ref()).is_some_and(|end| end.outcome == Outcome::WouldChange);
             let repeats = matches!(
                 &job.answer,
                 Some(Ok(Assessment::Needs { changes, .. }))
                     if job.undos().is_empty() && changes.iter().all(Change::only_repeats_validation)
             );
-            would_change && !repeats
+            job.has(Outcome::WouldChange) && !repeats
         });
         let exit = if any(Outcome::Blocked) {
             Exit::Blocked

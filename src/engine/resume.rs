@@ -17,13 +17,16 @@ use crate::{
     error::one_line,
     host::{FilesError, Host, ReadFiles},
     journal::{AppliedChange, Journal, JournalError, Request, fold},
-    model::{id::StepId, paths::STATE},
+    model::{
+        id::StepId,
+        paths::{RESUME_UNIT, STATE},
+    },
     steps::{AFTER_MODULES, CHECK_TIMER},
     tools::{cloud_init, packages::HEADER, systemctl},
 };
 
 /// The unit name.
-pub const UNIT: &str = "gpu-bootstrap-resume.service";
+pub const UNIT: &str = RESUME_UNIT;
 
 /// The step ID in the journal of the changes that make the next boot resume the run.
 const RESUME: StepId = StepId::new("resume");
@@ -52,39 +55,11 @@ pub(super) fn unit(exe: &Utf8Path, deadline: Duration, imports: bool) -> String 
         false => "",
     };
     format!(
-        "# Written by gpu-bootstrap; it removes this file when its work is done.\n\
-         [Unit]\n\
-         Description=Finish the GPU set-up that gpu-bootstrap began\n\
-         Wants=network-online.target\n\
-         After=network-online.target\n\
-         {AFTER_MODULES}\n\
-         Before=nvidia-persistenced.service\n\
-         RequiresMountsFor={STATE}\n\
-         StartLimitIntervalSec=1h\n\
-         StartLimitBurst=3\n\
-         \n\
-         [Service]\n\
-         Type=exec\n\
-         ExecStart={exe} install --resume\n\
-         {credentials}\
-         SuccessExitStatus=8\n\
-         Restart=on-failure\n\
-         RestartPreventExitStatus=2 3 5 6 7 9 10\n\
-         RestartSec=30\n\
-         TimeoutStartSec=2min\n\
-         RuntimeMaxSec={most}s\n\
-         TimeoutStopSec=30min\n\
-         KillMode=mixed\n\
-         StandardInput=null\n\
-         StandardOutput=journal+console\n\
-         StandardError=journal+console\n\
-         UMask=0022\n\
-         LockPersonality=yes\n\
-         RestrictRealtime=yes\n\
-         \n\
-         [Install]\n\
-         WantedBy=multi-user.target\n",
+        include_str!("resume.service"),
+        after_modules = AFTER_MODULES,
+        state = STATE,
         exe = quoted(exe),
+        credentials = credentials,
         most = deadline.saturating_add(BEYOND_DEADLINE).as_secs(),
     )
 }
@@ -113,10 +88,12 @@ fn surroundings(files: &dyn ReadFiles, exe: &Utf8Path) -> Result<Vec<Change>, Fi
         changes.push(write(path, content, 0o644));
     }
     // cloud-init runs `runcmd` once per instance, so this script reports the result of a run that
-    // continues at a later boot.
+    // continues at a later boot. It succeeds if the package was removed in the meantime.
     let script = Utf8Path::new(PER_BOOT).join("gpu-bootstrap");
     if cloud_init::is_running(files)? && files.exists(PER_BOOT.into())? {
-        let content = format!("#!/bin/sh\n{HEADER}exec {} status --wait\n", word(exe));
+        let exe = word(exe);
+        let content =
+            format!("#!/bin/sh\n{HEADER}[ -x {exe} ] || exit 0\nexec {exe} status --wait\n");
         changes.push(write(script, content, 0o755));
     }
     Ok(changes)
@@ -378,7 +355,9 @@ mod tests {
         assert_eq!(path, "/var/lib/cloud/scripts/per-boot/gpu-bootstrap");
         assert!(content.starts_with("#!/bin/sh\n"), "{content}");
         assert!(
-            content.ends_with("exec '/opt/it'\\''s/gb' status --wait\n"),
+            content.ends_with(
+                "[ -x '/opt/it'\\''s/gb' ] || exit 0\nexec '/opt/it'\\''s/gb' status --wait\n"
+            ),
             "{content}"
         );
         assert_eq!(mode, 0o755);

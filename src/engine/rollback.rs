@@ -211,10 +211,8 @@ pub(super) fn words_of_end(back: &RollbackStarted) -> String {
 /// on top of the driver. Before a reboot, or if the run was stopped, the driver is not validated.
 fn has_passed(exit: Exit, jobs: &[Job]) -> bool {
     let passed = |validation_run: &StepId| {
-        let ends = (jobs.iter().filter(|job| job.id == *validation_run))
-            .filter_map(|job| job.ended.as_ref());
-        let mut outcomes = ends.map(|end| end.outcome);
-        outcomes.any(|one| matches!(one, Outcome::Satisfied | Outcome::Changed))
+        jobs.iter()
+            .any(|job| job.id == *validation_run && job.succeeded())
     };
     match exit {
         Exit::Ok | Exit::Partial => jobs.iter().any(|job| VALIDATIONS.contains(&job.id)),

@@ -216,20 +216,12 @@ impl Session {
             let dead = upstream
                 .iter()
                 .map(|up| &jobs[*up])
-                .find(|up| {
-                    up.ended
-                        .as_ref()
-                        .is_some_and(|end| stands_in_the_way(end.outcome))
-                })
+                .find(|up| up.outcome().is_some_and(stands_in_the_way))
                 .map(|up| up.not_because_of());
             let pending = upstream
                 .iter()
                 .map(|up| &jobs[*up])
-                .find(|up| {
-                    up.ended
-                        .as_ref()
-                        .is_some_and(|end| end.outcome == Outcome::WouldChange)
-                })
+                .find(|up| up.has(Outcome::WouldChange))
                 .map(|up| up.id.clone());
             let end = match (jobs[at].answer.as_ref(), dead) {
                 // `check` reports every assessment. `plan` and `install` skip the steps after a blocked or failed one.
@@ -267,10 +259,7 @@ impl Session {
         let graph = &self.inner.graph;
         let mut upstream = graph.order.iter().rev().map(|up| (up, &jobs[*up]));
         upstream
-            .find(|(up, job)| {
-                graph.below[**up].contains(&at)
-                    && (job.ended.as_ref()).is_some_and(|end| end.outcome == Outcome::WouldChange)
-            })
+            .find(|(up, job)| graph.below[**up].contains(&at) && job.has(Outcome::WouldChange))
             .map(|(_, job)| job.id.clone())
     }
 }
@@ -279,13 +268,9 @@ impl Session {
 /// run is transient. If several steps block it, returns the one with the shortest limit. `None` if the
 /// run is not blocked, or blocked permanently.
 fn passing(jobs: &[Job]) -> Option<(&Job, &str, Duration)> {
-    let blocks = |job: &&Job| {
-        (job.ended.as_ref())
-            .is_some_and(|end| matches!(end.outcome, Outcome::Blocked | Outcome::Failed))
-    };
     let found: Option<Vec<_>> = jobs
         .iter()
-        .filter(blocks)
+        .filter(|job| job.blocks_the_run())
         .map(|job| match &job.answer {
             Some(Ok(Assessment::BlockedNow {
                 why,
@@ -302,10 +287,7 @@ fn passing(jobs: &[Job]) -> Option<(&Job, &str, Duration)> {
 fn only_by_old_lists(jobs: &[Job]) -> Option<StepId> {
     let by_old_lists =
         |job: &&Job| matches!(job.answer, Some(Ok(Assessment::BlockedByOldLists { .. })));
-    let mut blocking = jobs.iter().filter(|job| {
-        (job.ended.as_ref())
-            .is_some_and(|end| matches!(end.outcome, Outcome::Blocked | Outcome::Failed))
-    });
+    let mut blocking = jobs.iter().filter(|job| job.blocks_the_run());
     let first = blocking.next().filter(by_old_lists)?;
     blocking
         .all(|job| by_old_lists(&job))

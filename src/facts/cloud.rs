@@ -216,31 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn clouds_are_detected_by_firmware() {
-        let azure = "7783-7084-3265-9085-8269-3286-77";
-        for (vendor, product, tag, provider, kind) in rows! {
-            "Amazon EC2", "p5.48xlarge", "Amazon EC2", Some("aws"), Some("p5.48xlarge");
-            "Amazon EC2", "g4dn.metal", "Amazon EC2", Some("aws"), Some("g4dn.metal");
-            "Amazon EC2", "Not Specified", "", Some("aws"), None;
-            "Google", "Google Compute Engine", "", Some("gcp"), None;
-            "Microsoft Corporation", "Virtual Machine", azure, Some("azure"), None;
-            "Microsoft Corporation", "Virtual Machine", "other", None, None;
-            "QEMU", "Standard PC (Q35 + ICH9, 2009)", "OracleCloud.com", Some("oracle"), None;
-            "Hetzner", "vServer", "", Some("hetzner"), None;
-            "OpenStack Foundation", "OpenStack Nova", "OpenTelekomCloud", Some("opentelekom"), None;
-            "OpenStack Foundation", "OpenStack Nova", "", Some("openstack"), None;
-            "NVIDIA", "DGXH100", "", None, None;
+    fn other_firmware_is_not_a_cloud() {
+        for (vendor, product, tag) in rows! {
+            "Microsoft Corporation", "Virtual Machine", "other";
+            "NVIDIA", "DGXH100", "";
         } {
             let (cloud, _) = gathered(&dmi(vendor, product, tag), &CloudInit::default());
-            assert_eq!(cloud.provider.as_deref(), provider, "{vendor} {product}");
-            assert_eq!(cloud.instance_type.as_deref(), kind, "{vendor} {product}");
+            assert_eq!(cloud, Cloud::default(), "{vendor} {product}");
         }
-        let xen = Dmi {
-            hypervisor_uuid: "ec2e1916-9099-7caf-fd21-012345abcdef".to_owned(),
-            ..dmi("Xen", "HVM domU", "")
-        };
-        let (cloud, _) = gathered(&xen, &CloudInit::default());
-        assert_eq!(cloud.provider.as_deref(), Some("aws"));
     }
 
     #[test]

@@ -35,13 +35,7 @@ pub(crate) fn is_driver_part(name: &str) -> bool {
     any(parts) && !any(except)
 }
 
-/// Returns the `ID` (os-release(5)) of an operating system that people may name differently. A name that is not in the table is
-/// returned as it is.
-pub(crate) fn os_id(name: &str) -> &str {
-    table().os_aliases.get(name).map_or(name, String::as_str)
-}
-
-/// The package manager of a system, by its `ID` and `ID_LIKE` (os-release(5)); `None` if it is unknown.
+/// The package manager of a system without a profile, by its `ID` and `ID_LIKE` (os-release(5)); `None` if it is unknown.
 pub(crate) fn manager_of(os: &Os) -> Option<Manager> {
     let managers = &table().package_managers;
     let manager =
@@ -53,9 +47,7 @@ pub(crate) fn manager_of(os: &Os) -> Option<Manager> {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Detection {
-    /// Other names of operating systems, with their `ID`.
-    pub os_aliases: BTreeMap<String, String>,
-    /// Operating system IDs by package manager.
+    /// Operating system IDs without a profile, by package manager.
     pub package_managers: BTreeMap<Manager, Vec<String>>,
     pub virtualization: Virtualization,
     pub driver_packages: DriverPackagePatterns,

@@ -1,16 +1,15 @@
 //! Gathers the facts. This never fails: a fact that cannot be read is null and listed in `unknown`.
 
+use gpu_compat::Matrix;
+
 use crate::{
-    facts::{
-        DeviceCatalog, Facts, SCHEMA, Scope, cloud, firmware, kernel, machine, os, pci,
-        reader::FactReader,
-    },
+    facts::{Facts, SCHEMA, Scope, cloud, firmware, kernel, machine, os, pci, reader::FactReader},
     host::Reader,
 };
 
-/// Reads the machine's files once. `catalog` is the matrix, if available. [`Scope::executes`] is
-/// false with `--root`, because the running kernel then does not belong to the machine.
-pub fn gather(host: Reader<'_>, catalog: Option<&dyn DeviceCatalog>, scope: Scope) -> Facts {
+/// Reads the machine's files once. Without a matrix, the GPUs are not described. [`Scope::executes`]
+/// is false with `--root`, because the running kernel then does not belong to the machine.
+pub fn gather(host: Reader<'_>, matrix: Option<&Matrix>, scope: Scope) -> Facts {
     let mut facts = FactReader::new(host.files());
     let reader = &mut facts;
     let os = os::gather(reader);
@@ -26,7 +25,7 @@ pub fn gather(host: Reader<'_>, catalog: Option<&dyn DeviceCatalog>, scope: Scop
     let instance_id = machine::instance_id(reader, &cloud_init);
     let memory_bytes = machine::memory(reader, host.system());
     let disks = machine::disks(reader);
-    let bus = pci::gather(reader, catalog);
+    let bus = pci::gather(reader, matrix);
     Facts {
         schema: SCHEMA,
         os,

@@ -3,17 +3,16 @@
 //!
 //! [`gather()`] reads everything. There is one file per area, with pure parsers and little I/O.
 //! Unreadable values are null and have an entry in [`Facts::unknown`]. Names and architectures of
-//! GPUs come from the matrix, through [`DeviceCatalog`]. Data that can change during a run is in
-//! `state`.
+//! GPUs come from the matrix ([`GpuFact::described`]). Data that can change during a run is in `state`.
 
 mod boot;
-mod catalog;
 mod cloud;
 pub(crate) mod detection;
 mod firmware;
 mod gather;
 pub(crate) mod kernel;
 mod machine;
+mod matrix;
 mod metadata;
 mod names;
 mod os;
@@ -31,7 +30,6 @@ use crate::model::{
     version::KernelVersion,
 };
 
-pub use catalog::{DeviceCatalog, GpuDescription};
 pub use gather::gather;
 #[cfg(test)]
 pub(crate) use metadata::fake;

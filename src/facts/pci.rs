@@ -4,9 +4,10 @@
 use std::str::FromStr;
 
 use camino::Utf8Path;
+use gpu_compat::Matrix;
 
 use crate::{
-    facts::{DeviceCatalog, GpuFact, PciFact, names, reader::FactReader},
+    facts::{GpuFact, PciFact, names, reader::FactReader},
     model::{
         gpu::GpuIdentity,
         pci::{DEVICES, MELLANOX, NVIDIA, PciAddress, PciClass, PciId},
@@ -44,7 +45,7 @@ struct SysfsFunction {
 }
 
 /// Reads the relevant devices on the bus, sorted by address.
-pub(super) fn gather(reader: &mut FactReader<'_>, catalog: Option<&dyn DeviceCatalog>) -> Bus {
+pub(super) fn gather(reader: &mut FactReader<'_>, matrix: Option<&Matrix>) -> Bus {
     let mut bus = Bus::default();
     if !reader.exists("gpus", DEVICES) {
         for fact in ["gpus", "nvswitches", "network-devices"] {
@@ -62,25 +63,25 @@ pub(super) fn gather(reader: &mut FactReader<'_>, catalog: Option<&dyn DeviceCat
     for function in functions {
         let nvidia = function.id.vendor == NVIDIA;
         if nvidia && function.class.is_gpu() && function.is_virtual {
-            let device = other(reader, catalog, &mut names, "virtual-functions", &function);
+            let device = other(reader, matrix, &mut names, "virtual-functions", &function);
             bus.virtual_functions.push(device);
         } else if nvidia && function.class.is_gpu() {
-            bus.gpus.push(gpu(reader, catalog, &mut names, function));
+            bus.gpus.push(gpu(reader, matrix, &mut names, function));
         } else if nvidia && function.class.is_nvswitch() {
-            let device = other(reader, catalog, &mut names, "nvswitches", &function);
-            if is_nvswitch(catalog, &device) {
+            let device = other(reader, matrix, &mut names, "nvswitches", &function);
+            if is_nvswitch(matrix, &device) {
                 bus.nvswitches.push(device);
             }
         } else if function.class.is_network() {
             bus.network.push(other(
                 reader,
-                catalog,
+                matrix,
                 &mut names,
                 "network-devices",
                 &function,
             ));
         } else if !nvidia && function.class.is_display_or_accelerator() {
-            let device = other(reader, catalog, &mut names, "foreign-gpus", &function);
+            let device = other(reader, matrix, &mut names, "foreign-gpus", &function);
             bus.foreign_gpus.push(device);
         }
     }
@@ -163,7 +164,7 @@ fn parse_number(text: &str) -> Option<u16> {
 
 fn gpu(
     reader: &mut FactReader<'_>,
-    catalog: Option<&dyn DeviceCatalog>,
+    matrix: Option<&Matrix>,
     names: &mut names::Names,
     function: SysfsFunction,
 ) -> GpuFact {
@@ -174,22 +175,19 @@ fn gpu(
             .of(reader, "gpus", function.id)
             .and_then(|name| name.parse().ok()),
     };
-    let known = catalog
-        .map(|catalog| catalog.describe(&identity))
-        .unwrap_or_default();
-    let listed = identity.chip_name.as_ref();
-    let name = known
-        .name
-        .or_else(|| listed.map(|name| name.product_or_chip().to_owned()));
+    let address = function.address;
+    let mut gpu = GpuFact::described(address, identity, matrix);
+    let listed = gpu.chip_name.as_ref();
+    gpu.name = (gpu.name).or_else(|| listed.map(|name| name.product_or_chip().to_owned()));
     for (key, missing) in [
-        ("name", name.is_none()),
-        ("architecture", known.architecture.is_none()),
-        ("compute-capability", known.compute_capability.is_none()),
-        ("module-flavor", known.module_flavor.is_none()),
+        ("name", gpu.name.is_none()),
+        ("architecture", gpu.architecture.is_none()),
+        ("compute-capability", gpu.compute_capability.is_none()),
+        ("module-flavor", gpu.module_flavor.is_none()),
     ] {
         if missing {
             reader.unknown(
-                format!("gpus[{}].{key}", function.address),
+                format!("gpus[{address}].{key}"),
                 format!(
                     "not found in the matrix or `pci.ids` (PCI ID {})",
                     function.id
@@ -198,30 +196,23 @@ fn gpu(
         }
     }
     GpuFact {
-        pci_address: function.address,
-        pci_id: identity.pci_id,
-        subsystem_id: identity.subsystem_id,
         class: Some(function.class),
-        name,
-        chip_name: identity.chip_name,
-        architecture: known.architecture,
-        architecture_evidence: known.architecture_evidence,
-        compute_capability: known.compute_capability,
-        module_flavor: known.module_flavor,
-        vgpu: known.vgpu,
         numa_node: function.numa_node,
+        ..gpu
     }
 }
 
 fn other(
     reader: &mut FactReader<'_>,
-    catalog: Option<&dyn DeviceCatalog>,
+    matrix: Option<&Matrix>,
     names: &mut names::Names,
     fact: &str,
     function: &SysfsFunction,
 ) -> PciFact {
-    let name = catalog
-        .and_then(|catalog| catalog.name(function.id))
+    let listed = matrix
+        .and_then(|matrix| (matrix.nvswitches.iter()).find(|row| row.pci_id == Some(function.id)));
+    let name = listed
+        .map(|row| row.name.clone())
         .or_else(|| names.of(reader, fact, function.id));
     PciFact {
         pci_address: function.address,
@@ -231,11 +222,11 @@ fn other(
 }
 
 /// Whether a device is an NVSwitch. The class is not sufficient, because other NVIDIA bridges also
-/// have it, so the PCI ID is looked up in the catalog. Without a catalog, the name in `pci.ids` is
+/// have it, so the PCI ID is looked up in the matrix. Without a matrix, the name in `pci.ids` is
 /// checked.
-fn is_nvswitch(catalog: Option<&dyn DeviceCatalog>, device: &PciFact) -> bool {
-    match catalog {
-        Some(catalog) => catalog.is_nvswitch(device.pci_id),
+fn is_nvswitch(matrix: Option<&Matrix>, device: &PciFact) -> bool {
+    match matrix {
+        Some(matrix) => matrix.is_nvswitch(device.pci_id),
         None => device
             .name
             .as_deref()
@@ -248,41 +239,12 @@ mod tests {
     use super::*;
     use crate::model::text::reads_any_text;
     use crate::{
-        facts::GpuDescription,
         host::fake,
-        model::gpu::{Architecture, ArchitectureEvidence, SupportedFlavors},
+        model::gpu::{Architecture, SupportedFlavors},
     };
 
-    struct Matrix;
-
-    impl DeviceCatalog for Matrix {
-        fn describe(&self, gpu: &GpuIdentity) -> GpuDescription {
-            let chip = gpu.chip_name.as_ref();
-            if chip.is_some_and(|name| name.chip.starts_with("GB")) {
-                return GpuDescription {
-                    architecture: architecture("blackwell"),
-                    module_flavor: Some(SupportedFlavors::Open),
-                    ..GpuDescription::default()
-                };
-            }
-            if gpu.pci_id.device != 0x2330 {
-                return GpuDescription::default();
-            }
-            GpuDescription {
-                name: Some("H100 SXM5 80GB".to_owned()),
-                architecture: architecture("hopper"),
-                architecture_evidence: Some(ArchitectureEvidence::Listed),
-                compute_capability: "9.0".parse().ok(),
-                module_flavor: Some(SupportedFlavors::Either),
-                vgpu: (gpu.subsystem_id).is_some_and(|subsystem| subsystem.device == 0x1733),
-            }
-        }
-        fn is_nvswitch(&self, id: PciId) -> bool {
-            id.device == 0x22a3
-        }
-        fn name(&self, _: PciId) -> Option<String> {
-            None
-        }
+    fn read(reader: &mut FactReader<'_>) -> Bus {
+        gather(reader, Some(&Matrix::builtin().unwrap()))
     }
 
     fn architecture(name: &str) -> Option<Architecture> {
@@ -320,7 +282,7 @@ mod tests {
             "10de  NVIDIA Corporation\n\t3fff  GB299 [Future]\n15b3  Mellanox\n\t1021  MT2910\n",
         );
         let mut reader = FactReader::new(host.reader().files());
-        let bus = gather(&mut reader, Some(&Matrix));
+        let bus = read(&mut reader);
         assert_eq!(bus.gpus.len(), 3);
         assert_eq!(bus.gpus[0].pci_address.to_string(), "0000:18:00.0");
         assert_eq!(bus.gpus[0].numa_node, Some(1));
@@ -333,6 +295,7 @@ mod tests {
         assert_eq!(future.module_flavor, Some(SupportedFlavors::Open));
         assert_eq!(bus.nvswitches.len(), 1);
         assert_eq!(bus.nvswitches[0].pci_id.to_string(), "10de:22a3");
+        assert_eq!(bus.nvswitches[0].name.as_deref(), Some("H100 NVSwitch"));
         assert_eq!(bus.network.len(), 1);
         assert_eq!(bus.network[0].name.as_deref(), Some("MT2910"));
         let unknown = reader.into_unknown();
@@ -348,7 +311,7 @@ mod tests {
         let link = format!("{DEVICES}/0000:41:00.4/physfn");
         fakes.files.put_link(&link, "../0000:41:00.0");
         let mut reader = FactReader::new(host.reader().files());
-        let bus = gather(&mut reader, Some(&Matrix));
+        let bus = read(&mut reader);
         let gpus: Vec<String> = bus.gpus.iter().map(|g| g.pci_address.to_string()).collect();
         assert_eq!(gpus, ["0000:41:00.0"]);
         assert_eq!(bus.virtual_functions.len(), 1);
@@ -356,7 +319,7 @@ mod tests {
         let (host, fakes) = fake::host();
         put(&fakes.files, "0000:06:00.0", "0x10de", "0x2330", "0x030200");
         let mut reader = FactReader::new(host.reader().files());
-        let bus = gather(&mut reader, Some(&Matrix));
+        let bus = read(&mut reader);
         assert_eq!((bus.gpus.len(), bus.virtual_functions.len()), (1, 0));
     }
 
@@ -368,7 +331,7 @@ mod tests {
         put(files, "0000:00:02.0", "0x8086", "0x3e9b", "0x030000");
         put(files, "0000:00:1f.0", "0x8086", "0x2918", "0x060100");
         let mut reader = FactReader::new(host.reader().files());
-        let bus = gather(&mut reader, Some(&Matrix));
+        let bus = read(&mut reader);
         let ids: Vec<String> = (bus.foreign_gpus.iter())
             .map(|gpu| gpu.pci_id.to_string())
             .collect();
@@ -382,7 +345,7 @@ mod tests {
         let files = &fakes.files;
         let told = || {
             let mut reader = FactReader::new(host.reader().files());
-            gather(&mut reader, Some(&Matrix)).nvlink_management
+            read(&mut reader).nvlink_management
         };
         put(files, "0000:18:00.0", "0x10de", "0x2901", "0x030200");
         put(files, "0000:2a:00.0", "0x15b3", "0x1021", "0x020700");

@@ -1,7 +1,10 @@
 //! Selects the container runtimes if the settings do not specify them.
 
 use super::{Daemon, OWNERS, RuntimeKind};
-use crate::host::{FilesError, ReadFiles};
+use crate::{
+    host::{FilesError, ReadFiles},
+    tools::kubelet,
+};
 
 /// The container runtime requirement of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,8 +20,10 @@ pub enum Cluster {
 /// Evidence of the runtimes on a machine.
 #[derive(Debug, Clone, Default)]
 pub struct Present {
-    /// Runtimes whose programs are installed, by gpu-bootstrap or otherwise.
+    /// Configurable runtimes whose programs are installed, by gpu-bootstrap or otherwise.
     pub installed: Vec<RuntimeKind>,
+    /// An installed runtime that `install` does not configure.
+    pub other: Option<RuntimeKind>,
     /// Runtimes that an earlier run of gpu-bootstrap installed or configured.
     pub ours: Vec<RuntimeKind>,
     /// Whether the kubelet configuration of kubeadm exists.
@@ -33,9 +38,6 @@ impl Present {
     }
 }
 
-/// The kubelet configuration that kubeadm writes.
-const KUBELET: &str = "/var/lib/kubelet/config.yaml";
-
 /// Finds installed runtimes with a daemon, a kubelet configured by kubeadm, and an installed Kubernetes distribution. Podman
 /// does not count, because many systems have it for administration tools.
 ///
@@ -47,11 +49,15 @@ pub fn present(files: &dyn ReadFiles, ours: Vec<RuntimeKind>) -> Result<Present,
         Err(FilesError::NotReported { .. }) => Ok(false),
         answer => answer,
     };
-    let mut installed = Vec::new();
-    for daemon in Daemon::ALL {
-        for path in daemon.kind().runtime().facts().binaries {
+    let (mut installed, mut other) = (Vec::new(), None);
+    for kind in Daemon::ALL.map(Daemon::kind) {
+        let facts = kind.runtime().facts();
+        for path in facts.binaries {
             if is_there(path)? {
-                installed.push(daemon.kind());
+                match facts.is_configurable {
+                    true => installed.push(kind),
+                    false => other = Some(kind),
+                }
                 break;
             }
         }
@@ -64,10 +70,71 @@ pub fn present(files: &dyn ReadFiles, ours: Vec<RuntimeKind>) -> Result<Present,
     }
     Ok(Present {
         installed,
+        other,
         ours,
-        kubelet: is_there(KUBELET)?,
+        kubelet: is_there(kubelet::CONFIG)?,
         distribution,
     })
+}
+
+/// Returns the file that sets the runtime as the runtime of a kubeadm kubelet.
+fn set_in(files: &dyn ReadFiles, kind: RuntimeKind) -> Result<Option<&'static str>, FilesError> {
+    for path in [kubelet::CONFIG, kubelet::FLAGS] {
+        let text = files.read_text(path.into())?.unwrap_or_default();
+        // `rt.kubelet.runtime` reports an invalid file.
+        if let Ok(Some(socket)) = kubelet::socket_in(path, &text)
+            && RuntimeKind::of_socket(&socket) == Some(kind)
+        {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the reason if `install` does not configure a runtime, and the remedy.
+#[must_use]
+pub fn unsupported(kind: RuntimeKind) -> Option<(String, String)> {
+    let facts = kind.runtime().facts();
+    if facts.is_configurable {
+        return None;
+    }
+    let (title, name) = (facts.title, kind.name());
+    let default = RuntimeKind::KUBELET_DEFAULT.name();
+    Some((
+        format!("`install` does not configure {title}, because this was never tested"),
+        format!(
+            "set `runtime.use = [\"{default}\"]` to use {default} instead, or `runtime.use = []` to keep {title}: `install` \
+             then prepares the driver, the toolkit and the CDI specification, and you configure {title} (`nvidia-ctk runtime \
+             configure --runtime={name} && systemctl restart {name}`); `check` evaluates its configuration"
+        ),
+    ))
+}
+
+/// Returns the reason if the settings must select the runtimes, and the remedy: the machine uses a runtime that `install` does
+/// not configure, and might get a second one.
+///
+/// # Errors
+/// If the configuration of the kubelet cannot be read.
+pub fn undecided(
+    files: &dyn ReadFiles,
+    cluster: Cluster,
+    present: &Present,
+) -> Result<Option<(String, String)>, FilesError> {
+    let Some(kind) = present
+        .other
+        .filter(|_| !matches!(cluster, Cluster::BringsOwn(_)))
+    else {
+        return Ok(None);
+    };
+    let title = kind.runtime().facts().title;
+    let used = match set_in(files, kind)? {
+        Some(path) => format!("the kubelet uses {title} (`{path}`)"),
+        None if present.installed.is_empty() && present.distribution.is_none() => {
+            format!("{title} is the only container runtime of this machine")
+        }
+        None => return Ok(None),
+    };
+    Ok(unsupported(kind).map(|(why, remedy)| (format!("{used}, and {why}"), remedy)))
 }
 
 /// Returns the runtimes and the reason.
@@ -114,6 +181,11 @@ pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String)
                 let why = format!("no container runtime: {name} ships its own");
                 return (Vec::new(), why);
             }
+            if let (true, Some(other)) = (there.is_empty(), present.other) {
+                let name = other.name();
+                let why = format!("no container runtime: {name} is installed, and not configured");
+                return (Vec::new(), why);
+            }
             if there.is_empty() {
                 let default = RuntimeKind::DEFAULT;
                 let why = format!(
@@ -134,15 +206,15 @@ pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::fake::FakeFiles;
 
     #[test]
     fn installed_runtimes_are_kept_and_cluster_default_is_containerd() {
         use Cluster::{BringsOwn, None, OfMachine};
-        use RuntimeKind::{Containerd, Crio, Docker};
+        use RuntimeKind::{Containerd, Docker};
         for (cluster, installed, ours, wanted) in [
             (None, &[][..], &[][..], &[Docker][..]),
             (None, &[Containerd], &[], &[Containerd]),
-            (None, &[Crio], &[], &[Crio]),
             // containerd was installed with Docker.
             (None, &[Docker, Containerd], &[], &[Docker]),
             (None, &[Docker, Containerd], &[Docker], &[Docker]),
@@ -163,18 +235,14 @@ mod tests {
                 &[Docker, Containerd],
                 &[Docker, Containerd],
             ),
-            (OfMachine, &[Crio], &[], &[Crio]),
-            // Docker has added its containerd in the meantime.
-            (OfMachine, &[Docker, Containerd, Crio], &[Crio], &[Crio]),
-            (OfMachine, &[Containerd, Crio], &[], &[Containerd]),
+            (OfMachine, &[Docker], &[], &[Containerd]),
             (BringsOwn("it ships its own"), &[Docker], &[Docker], &[]),
             (BringsOwn("it ships its own"), &[Containerd], &[], &[]),
         ] {
             let present = Present {
                 installed: installed.to_vec(),
                 ours: ours.to_vec(),
-                kubelet: false,
-                distribution: Option::None,
+                ..Present::default()
             };
             let (kinds, why) = choose(cluster, &present);
             assert_eq!(kinds, wanted, "{cluster:?} {present:?}");
@@ -198,5 +266,58 @@ mod tests {
         assert_eq!(choose(OfMachine, &k3s).0, [Containerd]);
         k3s.installed = vec![Docker];
         assert_eq!(choose(None, &k3s).0, [Docker]);
+    }
+
+    #[test]
+    fn second_runtime_is_not_added_silently() {
+        use Cluster::{BringsOwn, None, OfMachine};
+        use RuntimeKind::{Containerd, Crio, Docker};
+        const CRIO: &str = "containerRuntimeEndpoint: unix:///var/run/crio/crio.sock\n";
+        const FLAGS: &str =
+            "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint=unix:///run/crio/crio.sock\"\n";
+        const CONTAINERD: &str =
+            "containerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n";
+        let crio = "/usr/bin/crio";
+        let containerd = "/usr/bin/containerd";
+        let (uses, only) = (
+            Some("the kubelet uses CRI-O"),
+            Some("the only container runtime"),
+        );
+        for (cluster, files, refused) in rows! {
+            None, &[(crio, "")][..], only;
+            OfMachine, &[(crio, "")], only;
+            BringsOwn("it ships its own"), &[(crio, "")], Option::None;
+            None, &[(crio, ""), ("/var/lib/rancher/k3s/agent/etc/containerd", "")], Option::None;
+            None, &[(crio, ""), (containerd, "")], Option::None;
+            OfMachine, &[(crio, ""), (containerd, ""), (kubelet::CONFIG, CONTAINERD)], Option::None;
+            None, &[(crio, ""), (containerd, ""), (kubelet::CONFIG, CRIO)], uses;
+            OfMachine, &[(crio, ""), (containerd, ""), (kubelet::FLAGS, FLAGS)], uses;
+            // The kubelet does not start. It is another finding.
+            None, &[(crio, ""), (containerd, ""), (kubelet::CONFIG, "[")], Option::None;
+            OfMachine, &[(kubelet::CONFIG, CRIO)], Option::None;
+        } {
+            let tree = FakeFiles::new();
+            for (path, text) in files {
+                tree.put(path, *text);
+            }
+            let present = present(&tree, vec![Crio]).expect("readable");
+            let found = undecided(&tree, cluster, &present).expect("readable");
+            match (&found, refused) {
+                (Some((why, remedy)), Some(words)) => {
+                    assert!(
+                        why.contains(words) && remedy.contains("`runtime.use = []`"),
+                        "{why}: {remedy}"
+                    );
+                }
+                _ => assert_eq!(found.is_some(), refused.is_some(), "{cluster:?} {files:?}"),
+            }
+            let (kinds, _) = choose(cluster, &present);
+            assert!(!kinds.contains(&Crio), "{kinds:?}");
+        }
+        assert!(
+            [Docker, Containerd]
+                .iter()
+                .all(|kind| unsupported(*kind).is_none())
+        );
     }
 }

@@ -54,7 +54,8 @@ pub enum RuntimeKind {
     Docker,
     /// containerd, as used by the kubelet.
     Containerd,
-    /// CRI-O, as used by the kubelet.
+    /// CRI-O, which `check` evaluates. The settings reject it.
+    #[schemars(skip)]
     Crio,
     /// Podman, which has no daemon and reads the CDI specification itself.
     Podman,
@@ -112,16 +113,15 @@ impl RuntimeKind {
         }
     }
 
-    /// Whether it can run a single container for validation.
-    #[must_use]
-    pub fn runs_single_containers(self) -> bool {
-        self.runtime().containers().is_some()
-    }
-
     /// Whether another runtime is a dependency of its packages.
     #[must_use]
     pub fn brings(self, other: Self) -> bool {
         self.runtime().facts().brings.contains(&other)
+    }
+
+    /// The runtimes that `install` can configure.
+    pub fn configurable() -> impl Iterator<Item = Self> {
+        (Self::ALL.into_iter()).filter(|kind| kind.runtime().facts().is_configurable)
     }
 
     /// The runtimes that a kubelet can use directly.
@@ -145,7 +145,7 @@ pub enum Daemon {
     Docker,
     /// containerd, as used by the kubelet.
     Containerd,
-    /// CRI-O, as used by the kubelet.
+    /// CRI-O. Journals of earlier versions contain changes of its configuration.
     Crio,
 }
 
@@ -199,6 +199,8 @@ pub struct RuntimeFacts {
     pub data: Option<&'static str>,
     /// The URL scheme that precedes its version in node objects.
     pub scheme: &'static str,
+    /// Whether `install` can install and configure it. `check` reads the configuration of every runtime.
+    pub is_configurable: bool,
     /// The socket that gpu-bootstrap configures for a kubeadm kubelet, or `None` if a kubelet cannot use the runtime directly.
     pub cri: Option<&'static str>,
     /// The runtimes that are dependencies of its packages.

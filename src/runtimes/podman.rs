@@ -28,6 +28,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     versioned: None,
     data: None,
     scheme: "podman",
+    is_configurable: true,
     cri: None,
     brings: &[],
     sockets: &[],

@@ -49,8 +49,6 @@ pub struct RuntimeView {
     pub elsewhere: Option<Elsewhere>,
     /// The configuration merged from the files, or `None` if unknown.
     pub by_files: Option<Config>,
-    /// The configuration printed by its own program, if it contains more than the files.
-    pub printed: Option<String>,
     /// The response of the daemon.
     pub said: LiveConfig,
     /// The version, or `None` if unknown.
@@ -66,7 +64,6 @@ impl RuntimeView {
             broken: None,
             elsewhere: None,
             by_files: None,
-            printed: None,
             said,
             version,
         }

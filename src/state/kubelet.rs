@@ -89,16 +89,10 @@ impl State {
             let Some(text) = files.read_text(Utf8Path::new(path))? else {
                 continue;
             };
-            let socket = match path {
-                kubelet::FLAGS => kubelet::endpoint(&text.replace('"', " ")),
-                _ => kubelet::parse(&text)
-                    .map_err(|why| StateError::Unexpected {
-                        what: format!("`{path}`"),
-                        why,
-                    })?
-                    .container_runtime_endpoint
-                    .map(|text| kubelet::socket(&text)),
-            };
+            let socket = kubelet::socket_in(path, &text).map_err(|why| StateError::Unexpected {
+                what: format!("`{path}`"),
+                why,
+            })?;
             if let Some(socket) = socket {
                 return found(&socket, &format!("`{path}`"), kubelet.is_some()).map(Some);
             }

@@ -104,27 +104,13 @@ fn unit(path: &Utf8Path, names_groups: bool) -> String {
         false => format!(" {NO_GROUPS}"),
     };
     format!(
-        "{HEADER}[Unit]\n\
-         Description=Generate the CDI specification of the GPUs for this boot\n\
-         ConditionPathExists={path}\n\
-         ConditionPathExists={PROGRAM}\n\
-         ConditionPathExists=/proc/driver/nvidia/version\n\
-         After={nodes} nvidia-persistenced.service\n\
-         PartOf={nodes}\n\
-         Before={users}\n\
-         \n\
-         [Service]\n\
-         Type=oneshot\n\
-         RemainAfterExit=yes\n\
-         ExecStart=/usr/bin/nvidia-ctk cdi generate{flag} --output={path}\n\
-         TimeoutStartSec=300\n\
-         StandardInput=null\n\
-         NoNewPrivileges=yes\n\
-         \n\
-         [Install]\n\
-         WantedBy=multi-user.target\n",
+        include_str!("cdi.service"),
+        header = HEADER,
+        program = PROGRAM,
         nodes = nodes::UNIT,
         users = users(),
+        flag = flag,
+        path = path,
     )
 }
 
@@ -549,6 +535,8 @@ devices:
                 &desired()
             ));
         }
+        let other = Change::write(UNIT_PATH, String::new());
+        assert!(!(step().wants)(&other, &desired()));
     }
 
     #[tokio::test]

@@ -19,7 +19,8 @@ use crate::{
     },
 };
 
-const SERVICE: &str = "gpu-bootstrap-check.service";
+/// The service that runs `check`.
+pub const SERVICE: &str = "gpu-bootstrap-check.service";
 const TIMER: &str = "gpu-bootstrap-check.timer";
 
 /// Prefix of the command line in the unit.
@@ -103,7 +104,12 @@ fn program_of(service: &str) -> Option<Utf8PathBuf> {
 
 /// The service text. Failed checks (exit code 4) and an unreachable cluster (6) do not fail the unit: the metrics or the
 /// condition report failed checks, and without a cluster the heartbeat of the condition becomes stale. A `check` that
-/// hangs, e.g. in NVML, is killed. Stopping the timer also stops a running `check`. [`SANDBOX`] limits its permissions.
+/// hangs, e.g. in NVML, is killed. Stopping the timer also stops a running `check`.
+///
+/// The unit ends with its sandbox, and the reason for each common option of `systemd-analyze security` that is missing. A mount
+/// namespace would make the kubelet look like a process of a container, and `/etc` and `/usr` would be reported as read-only. A
+/// system call that is not in the filter returns `ENOSYS`, as on a kernel without this call, so that programs fall back to an
+/// older call. The filter of an old systemd does not contain new calls such as `openat2`.
 fn service(program: &Utf8Path, spec: &ReportsSpec) -> String {
     let mut command = format!("{} check --as-installed", quoted(program));
     if let Some(path) = &spec.metrics {
@@ -113,70 +119,16 @@ fn service(program: &Utf8Path, spec: &ReportsSpec) -> String {
         command.push_str(" --node-condition");
     }
     format!(
-        "{HEADER}[Unit]\n\
-         Description=Publish the results of gpu-bootstrap check\n\
-         PartOf={TIMER}\n\
-         \n\
-         [Service]\n\
-         Type=oneshot\n\
-         {START}{command}\n\
-         SuccessExitStatus=4 6\n\
-         TimeoutStartSec=5min\n\
-         TimeoutStopSec=10s\n\
-         TasksMax=64\n\
-         Nice=10\n\
-         StandardInput=null\n\
-         StandardOutput=null\n\
-         \n\
-         {SANDBOX}"
+        include_str!("check_timer.service"),
+        header = HEADER,
+        timer = TIMER,
+        command = command,
     )
 }
 
-/// The sandbox of the service, with the reason for each common option of `systemd-analyze security` that is missing. A mount
-/// namespace would make the kubelet look like a process of a container, and `/etc` and `/usr` would be reported as read-only.
-///
-/// A system call that is not in the filter returns `ENOSYS`, as on a kernel without this call, so that programs fall back to an
-/// older call. The filter of an old systemd does not contain new calls such as `openat2`.
-const SANDBOX: &str = "\
-# Not used, because they create a mount namespace, which hides the kubelet, container runtimes and the state of /etc and /usr:
-# ProtectSystem, ProtectHome, PrivateTmp, ProtectKernelTunables, ProtectKernelModules, ProtectKernelLogs, ProtectControlGroups,
-# ProtectProc, ProcSubset, ProtectHostname. The capabilities and system calls for most of these changes are missing below.
-# PrivateDevices, ProtectClock and DevicePolicy hide the GPUs. PrivateNetwork and IPAddressDeny hide the metadata service and
-# the API server. With PrivateUsers or User, files of root are unreadable. MemoryDenyWriteExecute also applies to
-# package managers in Python and the NVIDIA libraries, which may need such memory.
-NoNewPrivileges=yes
-RestrictSUIDSGID=yes
-RestrictRealtime=yes
-RestrictNamespaces=yes
-LockPersonality=yes
-KeyringMode=private
-LimitCORE=0
-UMask=0077
-# D-Bus and runtime sockets, the API server, and the network interfaces.
-RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
-SystemCallArchitectures=native
-SystemCallFilter=@system-service
-SystemCallErrorNumber=ENOSYS
-# Access to files of other users (CHOWN, DAC_*, FOWNER), device nodes that NVML creates (MKNOD), configuration space of PCI devices and NVML
-# (SYS_ADMIN), other processes (KILL, SYS_PTRACE), the kernel log (SYSLOG).
-CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_KILL CAP_MKNOD CAP_SYS_ADMIN CAP_SYS_PTRACE CAP_SYSLOG
-";
-
 /// The timer text. A random delay spreads the API requests of a node pool.
 fn timer() -> String {
-    format!(
-        "{HEADER}[Unit]\n\
-         Description=Run gpu-bootstrap check every minute\n\
-         \n\
-         [Timer]\n\
-         OnActiveSec=1s\n\
-         OnCalendar=minutely\n\
-         AccuracySec=1s\n\
-         RandomizedDelaySec=15s\n\
-         \n\
-         [Install]\n\
-         WantedBy=timers.target\n"
-    )
+    format!(include_str!("check_timer.timer"), header = HEADER)
 }
 
 /// Returns the change that makes the service write metrics. Its undo removes them.

@@ -146,7 +146,7 @@ mod tests {
     use super::{ComputeState, decide};
     use crate::{
         change::{Change, Probe, ValidationRecord},
-        config::desired::{Desired, RuntimeKind},
+        config::desired::Desired,
         facts::Facts,
         step::Assessment,
         steps::fixtures::{desired, facts},
@@ -224,13 +224,11 @@ mod tests {
     #[test]
     fn host_validates_if_no_container_does() {
         let (bare, facts, state) = machine();
-        let mut only_pods = desired();
-        only_pods.runtimes[0].kind = RuntimeKind::Crio;
         let mut without_toolkit = desired();
         without_toolkit.toolkit = None;
         let mut without_container = desired();
         without_container.validation.container = false;
-        for want in [&bare, &only_pods, &without_toolkit, &without_container] {
+        for want in [&bare, &without_toolkit, &without_container] {
             decide(&state, want, &facts).expect_needs();
         }
         let mut driverless = bare.clone();

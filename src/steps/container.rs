@@ -43,7 +43,7 @@ struct ContainerState {
 
 async fn detect(cx: &Cx<'_>) -> Result<ContainerState, StepError> {
     let mut records = BTreeMap::new();
-    for spec in to_validate(cx.desired) {
+    for spec in &cx.desired.runtimes {
         records.extend(record(cx, spec.kind)?.map(|record| (spec.kind, record)));
     }
     Ok(ContainerState {
@@ -84,14 +84,7 @@ pub(super) fn record(
 
 /// Returns whether containers are used for validation.
 pub fn is_wanted(desired: &Desired) -> bool {
-    desired.validation.container
-        && desired.toolkit.is_some()
-        && to_validate(desired).next().is_some()
-}
-
-/// Returns the runtimes that run a validation container.
-pub(crate) fn to_validate(desired: &Desired) -> impl Iterator<Item = &RuntimeSpec> {
-    (desired.runtimes.iter()).filter(|spec| spec.kind.runs_single_containers())
+    desired.validation.container && desired.toolkit.is_some() && !desired.runtimes.is_empty()
 }
 
 fn record_path(kind: RuntimeKind) -> Utf8PathBuf {
@@ -190,7 +183,7 @@ pub async fn validations(cx: &Cx<'_>) -> Result<Vec<Change>, StepError> {
     let Some(loaded) = &state.loaded else {
         return Ok(Vec::new());
     };
-    let all = to_validate(desired).map(|spec| {
+    let all = desired.runtimes.iter().map(|spec| {
         let inputs = inputs(&state, spec, desired, facts, loaded);
         validation_run(&state, spec, desired, loaded, (inputs, false))
     });
@@ -210,8 +203,8 @@ fn nothing_to_validate(
     if !desired.validation.container || desired.toolkit.is_none() {
         return not("no container probe is configured");
     }
-    if to_validate(desired).next().is_none() {
-        return not("no container runtime is configured that runs single containers");
+    if desired.runtimes.is_empty() {
+        return not("no container runtime is configured");
     }
     if state.loaded.is_some() {
         return None;
@@ -243,7 +236,7 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
     };
     let (known, boot) = (state.uuids.is_some(), facts.boot_id.as_deref());
     let (mut changes, mut whys) = (Vec::new(), Vec::new());
-    for spec in to_validate(desired) {
+    for spec in &desired.runtimes {
         let inputs = inputs(state, spec, desired, facts, loaded);
         let record = state.records.get(&spec.kind);
         let nothing = "no container has seen the GPUs";
@@ -259,7 +252,8 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
         }
     }
     if changes.is_empty() {
-        let runtimes: Vec<&str> = to_validate(desired).map(|spec| spec.kind.name()).collect();
+        let runtimes = desired.runtimes.iter().map(|spec| spec.kind.name());
+        let runtimes: Vec<&str> = runtimes.collect();
         return Assessment::satisfied(format!(
             "a container of {} saw {} with driver {loaded} in this boot, no changes \
              since",

@@ -26,7 +26,7 @@ pub(super) fn step() -> Step {
             desired.driver.is_none()
                 || (wants(desired)
                     && desired.validation.image.as_ref() == Some(image)
-                    && container::to_validate(desired).any(|spec| spec.kind == *runtime))
+                    && (desired.runtimes.iter()).any(|spec| spec.kind == *runtime))
         })
 }
 
@@ -48,7 +48,7 @@ type ImageState = BTreeMap<RuntimeKind, Found>;
 
 async fn detect(cx: &Cx<'_>, image: &str) -> Result<ImageState, StepError> {
     let mut found = ImageState::new();
-    for spec in container::to_validate(cx.desired) {
+    for spec in &cx.desired.runtimes {
         let record = container::record(cx, spec.kind)?;
         let validated = record.is_some_and(|record| record.is_with_image(image));
         let is = match validated {
@@ -132,7 +132,7 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Found, ImageState, decide, step, wanted};
+    use super::{Found, ImageState, decide, package_step, step, wanted};
     use crate::{
         change::Change,
         config::desired::{Desired, RuntimeKind},
@@ -183,7 +183,7 @@ mod tests {
     fn plan_lists_the_pull_before_runtime_installation() {
         let state = ImageState::from([(RuntimeKind::Containerd, Found::NoRuntime)]);
         let (upstream, expected) = decide(&state, IMAGE, &with_image()).expect_after();
-        assert_eq!(upstream, crate::steps::RUNTIME_CONTAINERD);
+        assert_eq!(upstream, package_step(RuntimeKind::Containerd));
         assert!(matches!(&expected[..], [Change::PullImage { .. }]));
     }
 

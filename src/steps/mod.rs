@@ -42,9 +42,11 @@ mod streams;
 mod toolkit;
 
 pub use autoload::PATH as AUTOLOAD_PATH;
+pub(crate) use check_timer::SERVICE as CHECK_SERVICE;
 pub use driver_packages::kept_branch;
 pub use kernels::resolve;
 pub use module::AFTER_MODULES;
+pub(crate) use program::{PACKAGED, USUAL};
 
 use crate::{
     config::desired::{Daemon, RuntimeKind},
@@ -79,20 +81,8 @@ pub const DRIVER_PERSISTENCE: StepId = StepId::new("driver.persistence");
 pub const DRIVER_FABRIC: StepId = StepId::new("driver.fabric");
 /// Device nodes and their symlinks.
 pub const DRIVER_NODES: StepId = StepId::new("driver.nodes");
-/// Docker Engine.
-pub const RUNTIME_DOCKER: StepId = StepId::new("runtime.docker");
-pub const RUNTIME_CONTAINERD: StepId = StepId::new("runtime.containerd");
-/// CRI-O.
-pub const RUNTIME_CRIO: StepId = StepId::new("runtime.crio");
-pub const RUNTIME_PODMAN: StepId = StepId::new("runtime.podman");
 /// NVIDIA Container Toolkit.
 pub const TOOLKIT_PACKAGES: StepId = StepId::new("toolkit.packages");
-/// The nvidia runtime in Docker.
-pub const RUNTIME_DOCKER_NVIDIA: StepId = StepId::new("runtime.docker-nvidia");
-/// The nvidia runtime in containerd.
-pub const RUNTIME_CONTAINERD_NVIDIA: StepId = StepId::new("runtime.containerd-nvidia");
-/// CRI-O configuration.
-pub const RUNTIME_CRIO_NVIDIA: StepId = StepId::new("runtime.crio-nvidia");
 pub const PACKAGES_HOLD: StepId = StepId::new("packages.hold");
 /// CDI specification.
 pub const CDI: StepId = StepId::new("cdi");
@@ -131,41 +121,37 @@ pub const fn written_directories() -> [&'static str; 6] {
     ]
 }
 
-/// Returns the step that installs a runtime.
+/// Returns the ID of the step that installs a runtime.
 #[must_use]
 pub fn package_step(kind: RuntimeKind) -> StepId {
-    match kind {
-        RuntimeKind::Docker => RUNTIME_DOCKER,
-        RuntimeKind::Containerd => RUNTIME_CONTAINERD,
-        RuntimeKind::Crio => RUNTIME_CRIO,
-        RuntimeKind::Podman => RUNTIME_PODMAN,
-    }
+    StepId::owned(format!("runtime.{}", kind.name()))
 }
 
-/// Returns the step that configures a daemon.
+/// Returns the ID of the step that configures a daemon.
 #[must_use]
 pub fn config_step(daemon: Daemon) -> StepId {
-    match daemon {
-        Daemon::Docker => RUNTIME_DOCKER_NVIDIA,
-        Daemon::Containerd => RUNTIME_CONTAINERD_NVIDIA,
-        Daemon::Crio => RUNTIME_CRIO_NVIDIA,
-    }
+    StepId::owned(format!("runtime.{}-nvidia", daemon.name()))
 }
 
 /// Returns the steps that install a runtime.
-fn installed_runtimes() -> [StepId; 4] {
-    RuntimeKind::ALL.map(package_step)
+fn installed_runtimes() -> impl Iterator<Item = StepId> {
+    RuntimeKind::configurable().map(package_step)
 }
 
 /// Returns the steps that configure a daemon.
-fn configured_daemons() -> [StepId; 3] {
-    Daemon::ALL.map(config_step)
+fn configured_daemons() -> impl Iterator<Item = StepId> {
+    daemons().map(config_step)
+}
+
+/// Returns the daemons that `install` can configure.
+fn daemons() -> impl Iterator<Item = Daemon> {
+    RuntimeKind::configurable().filter_map(RuntimeKind::daemon)
 }
 
 /// Returns all steps in order.
 #[must_use]
 pub fn all() -> Vec<Step> {
-    vec![
+    let mut all = vec![
         preflight::step(),
         secure_boot::step(),
         deny::step(),
@@ -175,10 +161,9 @@ pub fn all() -> Vec<Step> {
         kernel_release::step(),
         headers::step(),
         driver_packages::step(),
-        runtime_packages::step(RuntimeKind::Docker),
-        runtime_packages::step(RuntimeKind::Containerd),
-        runtime_packages::step(RuntimeKind::Crio),
-        runtime_packages::step(RuntimeKind::Podman),
+    ];
+    all.extend(RuntimeKind::configurable().map(runtime_packages::step));
+    all.extend([
         toolkit::step(),
         cluster::packages::step(),
         holds::step(),
@@ -187,9 +172,9 @@ pub fn all() -> Vec<Step> {
         persistence::step(),
         fabric::step(),
         nodes::step(),
-        runtime_config::step(Daemon::Docker),
-        runtime_config::step(Daemon::Containerd),
-        runtime_config::step(Daemon::Crio),
+    ]);
+    all.extend(daemons().map(runtime_config::step));
+    all.extend([
         image::step(),
         devices::step(),
         cdi::step(),
@@ -199,7 +184,8 @@ pub fn all() -> Vec<Step> {
         cluster::join::step(),
         cluster::node::step(),
         check_timer::step(),
-    ]
+    ]);
+    all
 }
 
 #[cfg(test)]
@@ -207,12 +193,12 @@ mod tests {
     use super::{
         CHECK_TIMER, CLUSTER_JOIN, CLUSTER_NODE, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_MODULE,
         DRIVER_PACKAGES, HEADERS, KERNEL_DENY, KERNEL_RELEASE, PACKAGES_HOLD, PREFLIGHT,
-        REPOSITORIES, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_DOCKER, RUNTIME_DOCKER_NVIDIA,
-        SECURE_BOOT, TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER,
-        VALIDATION_DEVICES, VALIDATION_IMAGE, all,
+        REPOSITORIES, SECURE_BOOT, TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER,
+        VALIDATION_DEVICES, VALIDATION_IMAGE, all, config_step, package_step,
     };
     use crate::{
         change::Lock,
+        config::desired::{Daemon, RuntimeKind},
         model::{findings, id::Id},
     };
 
@@ -287,6 +273,7 @@ mod tests {
     /// A driver package builds modules, so no other step may load or unload them at the same time.
     #[test]
     fn steps_with_shared_targets_hold_the_lock() {
+        let docker = package_step(RuntimeKind::Docker);
         for (step, locks) in [
             (REPOSITORIES, &[Lock::Packages][..]),
             (KERNEL_RELEASE, &[Lock::Packages, Lock::Modules]),
@@ -298,10 +285,10 @@ mod tests {
             (TOOLKIT_PACKAGES, &[Lock::Packages]),
             (CLUSTER_PACKAGES, &[Lock::Packages]),
             (PACKAGES_HOLD, &[Lock::Packages]),
-            (RUNTIME_DOCKER, &[Lock::Packages, Lock::Containers]),
+            (docker, &[Lock::Packages, Lock::Containers]),
             // A daemon restart aborts pulls and stops containers.
-            (RUNTIME_DOCKER_NVIDIA, &[Lock::Containers]),
-            (RUNTIME_CONTAINERD_NVIDIA, &[Lock::Containers]),
+            (config_step(Daemon::Docker), &[Lock::Containers]),
+            (config_step(Daemon::Containerd), &[Lock::Containers]),
             (VALIDATION_IMAGE, &[Lock::Containers]),
             (VALIDATION_CONTAINER, &[Lock::Containers]),
         ] {

@@ -62,29 +62,11 @@ struct NodesState {
 /// prevents it during an unattended run. A GPU node is created on first use, so `--create-all` creates symlinks for all
 /// possible nodes. Because it stops at a gap in the MIG device IDs, a separate command covers the existing nodes.
 fn unit() -> String {
-    let (users, refresh) = (users(), toolkit::REFRESH);
     format!(
-        "{HEADER}[Unit]\n\
-         Description=Create NVIDIA device nodes and their symlinks in /dev/char\n\
-         ConditionPathExists=/usr/bin/nvidia-ctk\n\
-         ConditionPathExists=/proc/driver/nvidia/version\n\
-         After=systemd-modules-load.service nvidia-persistenced.service\n\
-         Before={refresh} {users}\n\
-         \n\
-         [Service]\n\
-         Type=oneshot\n\
-         RemainAfterExit=yes\n\
-         ExecStart=-/usr/bin/nvidia-ctk system create-device-nodes --control-devices\n\
-         ExecStart=/usr/bin/nvidia-ctk system create-dev-char-symlinks\n\
-         ExecStart=-/usr/bin/nvidia-ctk system create-dev-char-symlinks --create-all\n\
-         ExecStop=/usr/bin/find /dev/char -type l -lname /dev/nvidia* -delete\n\
-         TimeoutStartSec=60\n\
-         StandardInput=null\n\
-         CapabilityBoundingSet=CAP_MKNOD CAP_DAC_OVERRIDE CAP_FOWNER\n\
-         NoNewPrivileges=yes\n\
-         \n\
-         [Install]\n\
-         WantedBy=multi-user.target\n"
+        include_str!("nodes.service"),
+        header = HEADER,
+        refresh = toolkit::REFRESH,
+        users = users(),
     )
 }
 

@@ -25,6 +25,7 @@ use crate::{
         view,
     },
     model::text::bytes,
+    runtimes::choice,
     state::view::Sandbox,
     step::{Assessment, Cx, Step, StepError},
     tools::mounts,
@@ -71,6 +72,8 @@ struct PreflightState {
     half_done: Vec<String>,
     /// Provider setup of the node that has not finished.
     setups: Vec<&'static ProviderSetup>,
+    /// The reason if the settings must select the container runtimes, and the remedy.
+    undecided: Option<(String, String)>,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
@@ -112,6 +115,7 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
             true => Vec::new(),
             false => unfinished_setups(files)?,
         },
+        undecided: undecided(files, cx.desired)?,
     };
     if !short(&state, cx.desired).is_empty() {
         let installed = packages::installed(cx).await?;
@@ -138,6 +142,20 @@ fn unfinished_setups(files: &dyn ReadFiles) -> Result<Vec<&'static ProviderSetup
         }
     }
     Ok(unfinished)
+}
+
+/// Returns the reason if the settings must select the container runtimes, and the remedy.
+fn undecided(
+    files: &dyn ReadFiles,
+    desired: &Desired,
+) -> Result<Option<(String, String)>, FilesError> {
+    let settings = &desired.settings;
+    if settings.runtime.r#use.is_some() {
+        return Ok(None);
+    }
+    let cluster = settings.cluster.join.unwrap_or_default().runtimes();
+    let present = choice::present(files, Vec::new())?;
+    choice::undecided(files, cluster, &present)
 }
 
 /// Returns the minimum for each package filesystem as long as a package is missing.
@@ -361,6 +379,13 @@ fn preflight_issues(
             retryable: Some(Duration::from_secs(minutes * 60)),
         });
     }
+    if let Some((why, hint)) = state.undecided.clone() {
+        found.push(PreflightIssue {
+            why,
+            hint,
+            retryable: None,
+        });
+    }
     // If a driver is selected, an image can be built on a machine without a GPU.
     let is_for_others = desired.image && desired.driver.is_some();
     let has_gpus = !(facts.gpus.is_empty() && desired.assume_gpus.is_empty());
@@ -386,7 +411,7 @@ mod tests {
     use std::time::Duration;
 
     use super::{
-        InstalledPackages, PreflightState, bytes, compare, decide, here, requested,
+        InstalledPackages, PreflightState, bytes, compare, decide, here, requested, undecided,
         unfinished_setups,
     };
     use crate::{
@@ -430,6 +455,7 @@ mod tests {
             last_package_run: Some(1_780_000_000),
             half_done: vec![],
             setups: vec![],
+            undecided: None,
         }
     }
 
@@ -721,5 +747,20 @@ mod tests {
         half.half_done = vec!["nvidia-kernel-dkms is half configured".into()];
         let (_, changes) = decide(&half, &desired(), &facts()).expect_needs();
         assert_eq!(changes, [Change::RepairPackages]);
+    }
+
+    #[test]
+    fn runtime_that_install_does_not_configure_needs_a_setting() {
+        let (host, fakes) = fake::host();
+        fakes.files.put("/usr/bin/crio", "");
+        let mut want = desired();
+        want.settings.runtime.r#use = None;
+        let mut state = state();
+        state.undecided = undecided(&*host.files, &want).expect("readable");
+        let (why, hint) = blocked(&state);
+        assert!(why.contains("the only container runtime"), "{why}");
+        assert!(hint.contains("`runtime.use = []`"), "{hint}");
+        want.settings.runtime.r#use = Some(Vec::new());
+        assert_eq!(undecided(&*host.files, &want).expect("readable"), None);
     }
 }

@@ -10,10 +10,10 @@ use crate::{
 };
 
 /// The usual install path. Used if the path of the running executable is unknown.
-const USUAL: &str = "/usr/local/bin/gpu-bootstrap";
+pub const USUAL: &str = "/usr/local/bin/gpu-bootstrap";
 
 /// The executable of the package. Used if the package was upgraded during the run, because the replaced executable has no path.
-const PACKAGED: &str = "/usr/bin/gpu-bootstrap";
+pub const PACKAGED: &str = "/usr/bin/gpu-bootstrap";
 
 /// Returns the path of our executable, or the reason that no file may contain this path: non-root users can replace the
 /// executable, its directory may be emptied at boot, or the path contains shell metacharacters. The path differs between

@@ -1,5 +1,5 @@
-//! `runtime.docker-nvidia`, `runtime.containerd-nvidia`, `runtime.crio-nvidia`: the nvidia runtime is configured in
-//! the container runtime. Decided by the configuration that the daemon reports, and by its files.
+//! `runtime.docker-nvidia`, `runtime.containerd-nvidia`: the nvidia runtime is configured in the container runtime. Decided by
+//! the configuration that the daemon reports, and by its files.
 
 use camino::Utf8PathBuf;
 

@@ -1,5 +1,5 @@
-//! `runtime.docker`, `runtime.containerd`, `runtime.crio`, `runtime.podman`: the runtime is installed, and its
-//! daemon, if any, is enabled and running. An existing runtime is not replaced.
+//! `runtime.docker`, `runtime.containerd`, `runtime.podman`: the runtime is installed, and its daemon, if any, is enabled and
+//! running. An existing runtime is not replaced.
 
 use std::time::Duration;
 

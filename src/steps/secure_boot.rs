@@ -6,7 +6,10 @@ use camino::Utf8Path;
 use super::{PREFLIGHT, SECURE_BOOT, driver_packages::adopts, messages, packages};
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, DriverSpec, SigningKey},
+    config::{
+        desired::{Desired, DriverSpec, SigningKey},
+        profile::Profile,
+    },
     dkms,
     facts::{Facts, SecureBoot},
     host::{
@@ -38,6 +41,8 @@ struct ModuleSigningState {
     told: Option<String>,
     /// The configured signing key.
     key: SigningKeyState,
+    /// Systems with signed modules, if Secure Boot is enabled.
+    systems: String,
 }
 
 /// State of the administrator's signing key.
@@ -70,6 +75,18 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleSigningState, StepError> {
             None => SigningKeyState::None,
             Some(signing) => key(cx, signing).await?,
         },
+        systems: match cx.facts.secure_boot {
+            SecureBoot::Enabled => systems()?,
+            _ => String::new(),
+        },
+    })
+}
+
+/// Returns the systems with signed modules.
+fn systems() -> Result<String, StepError> {
+    Profile::with_signed_modules().map_err(|error| StepError::Unexpected {
+        what: "the built-in profiles".to_owned(),
+        why: error.to_string(),
     })
 }
 
@@ -158,7 +175,7 @@ fn decide(state: &ModuleSigningState, facts: &Facts, desired: &Desired) -> Asses
                     "use a source of signed modules ({}), an image in which your signing key \
                      is enrolled (set `driver.secure-boot.key` and \
                      `driver.secure-boot.certificate`), or an instance without Secure Boot",
-                    signed_source(driver)
+                    signed_source(driver, &state.systems)
                 ),
             ),
         },
@@ -166,10 +183,10 @@ fn decide(state: &ModuleSigningState, facts: &Facts, desired: &Desired) -> Asses
 }
 
 /// Returns a source of signed modules, preferably from the profile of this machine.
-fn signed_source(driver: &DriverSpec) -> String {
+fn signed_source(driver: &DriverSpec, systems: &str) -> String {
     match driver.alternative.as_ref().filter(|other| !other.compiled) {
         Some(other) => format!("`driver.source = \"{}\"`", other.source),
-        None => "the Ubuntu archive, AlmaLinux 9 and 10".to_owned(),
+        None => format!("the archives of {systems}"),
     }
 }
 
@@ -250,7 +267,7 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ModuleSigningState, SecureBoot, SigningKeyState, decide};
+    use super::{ModuleSigningState, SecureBoot, SigningKeyState, decide, systems};
     use crate::{
         change::Change,
         config::desired::{Desired, OtherSource, SigningKey},
@@ -291,7 +308,11 @@ mod tests {
                     source: name.to_owned(),
                     compiled,
                 });
-            match decide(&ModuleSigningState::default(), &facts, &want) {
+            let state = ModuleSigningState {
+                systems: systems().expect("the profiles"),
+                ..ModuleSigningState::default()
+            };
+            match decide(&state, &facts, &want) {
                 Assessment::Blocked { hint, .. } => hint,
                 other => panic!("{other:?}"),
             }
@@ -300,7 +321,9 @@ mod tests {
         assert!(told.contains("`driver.source = \"archive\"`"), "{told}");
         // Modules that another source compiles are unsigned as well.
         for told in [hint(Some(("nvidia", true))), hint(None)] {
-            assert!(told.contains("AlmaLinux 9"), "{told}");
+            for system in ["almalinux 9, 10", "ubuntu 22.04"] {
+                assert!(told.contains(system), "{told}");
+            }
         }
     }
 

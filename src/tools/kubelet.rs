@@ -104,9 +104,22 @@ pub fn endpoint(command: &str) -> Option<String> {
     option(command, "--container-runtime-endpoint").map(socket)
 }
 
+/// Returns the socket in [`FLAGS`] or in a configuration file of the kubelet.
+///
+/// # Errors
+/// If the configuration is invalid. The message is one line with the position.
+pub fn socket_in(path: &str, text: &str) -> Result<Option<String>, String> {
+    let found = match path {
+        FLAGS => endpoint(&text.replace('"', " ")),
+        _ => (parse(text)?.container_runtime_endpoint).map(|address| socket(&address)),
+    };
+    // kubeadm writes an empty address into the configuration if the socket is in the flags.
+    Ok(found.filter(|socket| !socket.is_empty()))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::{CONFIG, FLAGS, parse, socket_in};
 
     #[test]
     fn cgroup_driver_is_parsed_and_broken_file_is_an_error() {
@@ -123,5 +136,22 @@ mod tests {
         }
         let why = parse("cgroupDriver: [").expect_err("an unterminated list");
         assert!(why.contains("line 1"), "{why}");
+    }
+
+    #[test]
+    fn socket_is_in_the_configuration_or_in_the_flags() {
+        let flags = "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint=unix:///run/a.sock\"\n";
+        for (path, text, socket) in rows! {
+            CONFIG, "containerRuntimeEndpoint: unix:///run/a.sock\n", Some("/run/a.sock");
+            CONFIG, "containerRuntimeEndpoint: \"\"\n", None;
+            FLAGS, flags, Some("/run/a.sock");
+            FLAGS, "KUBELET_KUBEADM_ARGS=\"\"\n", None;
+        } {
+            assert_eq!(
+                socket_in(path, text).expect(text).as_deref(),
+                socket,
+                "{text}"
+            );
+        }
     }
 }

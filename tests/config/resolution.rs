@@ -407,55 +407,71 @@ fn gpus_reserved_for_vms_are_ignored() {
     assert!(desired.driver.is_none());
 }
 
+/// Each related distribution gets the packages and repositories of the supported one, with a warning.
 #[test]
 fn derived_distributions_use_related_profile_with_warning() {
-    for (profile, version, id, like) in [
-        ("almalinux", "9.6", "rocky", "rhel centos fedora"),
-        // No common family in `ID_LIKE`.
-        ("almalinux", "9.6", "rhel", "fedora"),
-        ("almalinux", "9.6", "ol", "fedora"),
-        // No profile for the distribution, so the family profile is used.
-        ("almalinux", "9.6", "unnamed", "rhel"),
-        ("ubuntu", "24.04", "pop", "ubuntu debian"),
+    for profile in Profile::all_built_in().unwrap() {
         // `--os` provides only the name.
-        ("almalinux", "9.6", "rocky", ""),
-        ("ubuntu", "24.04", "pop", ""),
-    ] {
-        let mut relative = Machine::new(profile, version, "x86_64", &[H100]);
-        let os = relative.facts.os.as_mut().unwrap();
-        os.id = id.into();
-        os.id_like = like.split_whitespace().map(str::to_owned).collect();
-        let resolution = relative.resolution();
-        assert_eq!(resolution.desired.profile, profile, "{id}");
-        let said = format!("no profile for `{id}`");
-        let warnings = &resolution.warnings;
-        assert!(warnings[0].contains(&said), "{warnings:?}");
-        let stream = (profile == "almalinux").then_some("nvidia-driver:580-open");
-        let driver = resolution.desired.driver.unwrap();
-        assert_eq!(driver.stream.as_deref(), stream, "{id}");
-        // An explicitly selected profile gives no warning.
-        relative.ask.profile = Some(profile.into());
-        let warnings = relative.resolution().warnings;
-        assert!(
-            !warnings.iter().any(|one| one.contains(&said)),
-            "{warnings:?}"
-        );
+        let mut relatives: Vec<(&str, &str)> =
+            profile.like.iter().map(|id| (id.as_str(), "")).collect();
+        // No profile contains this distribution, so the first family with a profile is used.
+        let family = format!("unknown {} debian", profile.os_ids[0]);
+        relatives.push(("unnamed", &family));
+        let mut resolved = 0;
+        for release in &profile.release {
+            let machine = || Machine::new(&profile.name, &release.version_id, "x86_64", &[H100]);
+            // Not every release has a driver for this GPU.
+            let Ok(own) = machine().load() else {
+                continue;
+            };
+            resolved += 1;
+            let own = own.desired;
+            let driver = own.driver.expect("a driver");
+            for (id, like) in &relatives {
+                let mut relative = machine();
+                let os = relative.facts.os.as_mut().unwrap();
+                os.id = (*id).to_owned();
+                os.id_like = like.split_whitespace().map(str::to_owned).collect();
+                let resolution = relative.resolution();
+                assert_eq!(resolution.desired.profile, profile.name, "{id}");
+                let said = format!("no profile for `{id}`");
+                let warnings = &resolution.warnings;
+                assert!(warnings[0].contains(&said), "{warnings:?}");
+                let found = resolution.desired.driver.expect(id);
+                assert_eq!(found.packages, driver.packages, "{id}");
+                assert_eq!(found.stream, driver.stream, "{id}");
+                assert_eq!(resolution.desired.repositories, own.repositories, "{id}");
+                // An explicitly selected profile gives no warning.
+                relative.ask.profile = Some(profile.name.clone());
+                let warnings = relative.resolution().warnings;
+                assert!(
+                    !warnings.iter().any(|one| one.contains(&said)),
+                    "{warnings:?}"
+                );
+            }
+        }
+        assert!(resolved > 0, "{}", profile.name);
     }
 }
 
 #[test]
 fn profiles_are_found_by_name_path_and_etc() {
     let built_in = include_str!("../../profiles/debian.toml");
-    let changed = built_in.replace("lock-timeout = \"15m\"", "lock-timeout = \"7s\"");
-    let timeout = |machine: Machine| machine.resolution().desired.packages.lock_timeout_seconds;
+    let changed = built_in.replace("\"apt-daily.timer\"", "\"mine.timer\"");
+    let packages = |machine: Machine| machine.resolution().desired.packages;
+    let has_mine = |machine| {
+        packages(machine)
+            .pause_units
+            .contains(&"mine.timer".to_owned())
+    };
     let in_etc = Machine::debian().file("/etc/gpu-bootstrap/profiles/debian.toml", &changed);
-    assert_eq!(timeout(in_etc), 7);
+    assert!(has_mine(in_etc));
     let mut by_path = Machine::debian().file("/root/mine.toml", &changed);
     by_path.ask.profile = Some("/root/mine.toml".into());
-    assert_eq!(timeout(by_path), 7);
+    assert!(has_mine(by_path));
     let mut flag = Machine::debian().set("packages.lock-timeout=5s");
     flag.ask.lock_timeout_seconds = Some(3);
-    assert_eq!(timeout(flag), 3);
+    assert_eq!(packages(flag).lock_timeout_seconds, 3);
     // An error in a profile includes its location.
     let broken = built_in.replace("codename = \"bookworm\"", "codenam = \"bookworm\"");
     let broken = Machine::debian().file("/etc/gpu-bootstrap/profiles/debian.toml", &broken);

@@ -1,6 +1,10 @@
 //! Selection of container runtimes and their sources.
 
-use gpu_bootstrap::config::desired::{PackageSpec, RuntimeKind};
+use gpu_bootstrap::{
+    config::desired::{PackageSpec, RuntimeKind},
+    error::Report,
+    exit::Exit,
+};
 
 use super::machine::{H100, Machine};
 
@@ -96,8 +100,6 @@ fn installed_runtime_is_selected() {
             "/usr/bin/containerd",
             RuntimeKind::Containerd,
         ),
-        ("debian", "12", "/usr/bin/crio", RuntimeKind::Crio),
-        ("amzn", "2023", "/usr/bin/crio", RuntimeKind::Docker),
         ("debian", "12", "/usr/bin/podman", RuntimeKind::Docker),
     ] {
         let machine = Machine::new(id, version, "x86_64", &[H100]).file(program, "");
@@ -105,4 +107,38 @@ fn installed_runtime_is_selected() {
         let kinds: Vec<RuntimeKind> = runtimes.iter().map(|runtime| runtime.kind).collect();
         assert_eq!(kinds, [wanted], "{id} {program}");
     }
+}
+
+/// `plan --os` has no files of the machine, but also rejects the setting.
+#[test]
+fn cri_o_is_not_configured() {
+    let debian = || Machine::debian().file("/usr/bin/crio", "");
+    let listed = Machine::debian().config("runtime.use = [\"podman\", \"crio\"]\n");
+    let error = listed.load().expect_err("not configurable");
+    assert_eq!(error.exit(), Exit::Config);
+    for text in [
+        "/etc/gpu-bootstrap/config.toml:1:15: `runtime.use` cannot be [\"podman\", \"crio\"]",
+        "`install` does not configure CRI-O",
+    ] {
+        assert!(error.to_string().contains(text), "{error}");
+    }
+    assert!(
+        error
+            .hint()
+            .is_some_and(|hint| hint.contains("`runtime.use = []`"))
+    );
+    // Without the setting, no runtime is added to an installed CRI-O. `preflight` blocks `install`.
+    let found = debian().resolution();
+    assert!(found.desired.runtimes.is_empty());
+    assert!(
+        (found.reasons.iter())
+            .any(|reason| reason.contains("crio is installed, and not configured")),
+        "{:?}",
+        found.reasons
+    );
+    let containerd = debian().set("runtime.use=containerd").resolution().desired;
+    assert_eq!(containerd.runtimes[0].kind, RuntimeKind::Containerd);
+    // Everything else is prepared.
+    let without = debian().set("runtime.use=[]").resolution().desired;
+    assert!(without.runtimes.is_empty() && without.toolkit.is_some() && without.cdi.is_some());
 }

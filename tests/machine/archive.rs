@@ -17,6 +17,7 @@ use gpu_bootstrap::{
 };
 use serde::Deserialize;
 
+use crate::dnf::CACHE;
 use crate::state::{State, exists, list, on, text};
 
 /// All downloadable packages.
@@ -212,6 +213,35 @@ impl Archive {
             .unwrap_or_else(|| panic!("the archive has no {name}"))
     }
 
+    /// Removes packages from the mirrors and from apt's downloaded lists.
+    pub fn withdraw(&mut self, files: &FakeFiles, spec: &str) {
+        (self.packages).retain(|package| !selects(spec, &package.name, &package.version));
+        forget(files, spec);
+    }
+
+    /// Replaces a version with a newer one, on the mirrors and in the downloaded lists.
+    pub fn supersede(&mut self, files: &FakeFiles, old: &str, new: &str) {
+        let newer = |text: &str| text.replace(old, new);
+        for package in &mut self.packages {
+            package.version = newer(&package.version);
+            package.depends = package.depends.iter().map(|one| newer(one)).collect();
+            package.files = package.files.iter().map(|one| newer(one)).collect();
+            package.contents = (package.contents.iter())
+                .map(|(path, text)| (newer(path), newer(text)))
+                .collect();
+            package.links = (package.links.iter())
+                .map(|(path, to)| (newer(path), newer(to)))
+                .collect();
+        }
+        for directory in [LISTS, CACHE] {
+            for name in list(files, directory) {
+                let path = format!("{directory}/{name}");
+                let whole = text(files, &path).unwrap_or_default();
+                files.put(&path, newer(&whole));
+            }
+        }
+    }
+
     fn repo(&self, uri: &str, suite: &str, component: Option<&str>) -> Option<&Repo> {
         self.repos.iter().find(|repo| {
             repo.url.trim_end_matches('/') == uri.trim_end_matches('/')
@@ -324,6 +354,33 @@ impl Archive {
         }
         files.put(&list_of(repo, suite), content);
     }
+}
+
+/// A package of a scenario: `NAME` or `NAME=VERSION`, both patterns.
+fn selects(spec: &str, name: &str, version: &str) -> bool {
+    let (names, versions) = spec.split_once('=').unwrap_or((spec, "*"));
+    pattern::matches(names, name) && pattern::matches(versions, version)
+}
+
+/// Removes packages from apt's downloaded lists.
+pub fn forget(files: &FakeFiles, spec: &str) {
+    let is_selected = |paragraph: &str| {
+        let value = |key: &str| paragraph.lines().find_map(|line| line.strip_prefix(key));
+        let package = value("Package: ").zip(value("Version: "));
+        package.is_some_and(|(name, version)| selects(spec, name, version))
+    };
+    let mut removed = 0;
+    for name in list(files, LISTS) {
+        let path = format!("{LISTS}/{name}");
+        let whole = text(files, &path).unwrap_or_default();
+        let all: Vec<&str> = whole.split("\n\n").collect();
+        let kept: Vec<&str> = (all.iter().copied())
+            .filter(|paragraph| !is_selected(paragraph))
+            .collect();
+        removed += all.len() - kept.len();
+        files.put(&path, kept.join("\n\n"));
+    }
+    assert!(removed > 0, "no list contains `{spec}`");
 }
 
 /// A failed source: apt's name for the file, the reason, and the error output.

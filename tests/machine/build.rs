@@ -24,6 +24,8 @@ const GIB: u64 = 1 << 30;
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Description {
+    /// An Ubuntu release, which sets the operating system, the archive, its sources and the packages of the running kernel.
+    pub release: Option<String>,
     /// The content of `/usr/lib/os-release`.
     pub os_release: String,
     /// Name of a file in `archives/`.
@@ -38,6 +40,8 @@ pub struct Description {
     pub secure_boot: String,
     /// `VENDOR:DEVICE` of each GPU, with `/SUBVENDOR:SUBDEVICE` if it matters.
     pub gpus: Vec<String>,
+    /// Number of NVSwitches of an HGX H100 board.
+    pub nvswitches: u8,
     /// In-tree drivers that bind the GPU at boot unless they are denied.
     pub in_tree: Vec<String>,
     /// In-tree drivers in the initramfs.
@@ -82,7 +86,46 @@ pub fn describe(base: &str, differs: Table) -> Description {
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
     let mut whole: Table = text.parse().unwrap_or_else(|e| panic!("{path}: {e}"));
     merge(&mut whole, differs);
-    Table::try_into(whole).unwrap_or_else(|e| panic!("a machine on {base}: {e}"))
+    let mut about: Description =
+        Table::try_into(whole).unwrap_or_else(|e| panic!("a machine on {base}: {e}"));
+    if let Some(release) = about.release.clone() {
+        ubuntu(&mut about, &release);
+    }
+    about
+}
+
+/// Describes an Ubuntu machine that runs a kernel from the archive, or from an image that is older than all archive versions.
+fn ubuntu(about: &mut Description, release: &str) {
+    let codename = match release {
+        "22.04" => "jammy",
+        "24.04" => "noble",
+        "26.04" => "resolute",
+        other => panic!("no archive for {other}"),
+    };
+    about.os_release = format!(
+        "NAME=\"Ubuntu\"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID=\"{release}\"\n\
+         VERSION_CODENAME={codename}\nPRETTY_NAME=\"Ubuntu {release} LTS\"\n"
+    );
+    about.archive = format!("ubuntu-{release}");
+    let kernel = &about.kernel;
+    // Without the flavor.
+    let abi: Vec<&str> = kernel.splitn(3, '-').take(2).collect();
+    let abi = abi.join("-");
+    about.plain = vec![
+        "apt=2.8.3".to_owned(),
+        "initramfs-tools=0.142".to_owned(),
+        format!("linux-image-{kernel}={abi}.1"),
+        format!("linux-modules-{kernel}={abi}.1"),
+    ];
+    about.files.insert(
+        "/etc/apt/sources.list.d/ubuntu.sources".to_owned(),
+        format!(
+            "Types: deb\nURIs: http://archive.ubuntu.com/ubuntu\n\
+             Suites: {codename} {codename}-updates {codename}-security\n\
+             Components: main restricted universe multiverse\n\
+             Signed-By: /usr/share/keyrings/ubuntu-archive-keyring.gpg\n"
+        ),
+    );
 }
 
 /// Builds the machine, including the effects of its first boot.
@@ -173,6 +216,10 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     for (at, id) in about.gpus.iter().enumerate() {
         put_gpu(fakes, &format!("0000:{:02x}:00.0", 6 + at), id);
     }
+    for at in 0..about.nvswitches {
+        let address = format!("0000:e1:{:02x}.0", 7 + at);
+        put_function(fakes, &address, "10de:22a3", "10de:1796", "068000");
+    }
     let image = if about.rpm.is_some() {
         "initramfs-KERNEL.img"
     } else {
@@ -261,6 +308,12 @@ fn secure_boot(about: &Description, fakes: &Fakes) {
 
 fn put_gpu(fakes: &Fakes, address: &str, id: &str) {
     let (id, subsystem) = id.split_once('/').unwrap_or((id, "10de:16c1"));
+    put_function(fakes, address, id, subsystem, "030200");
+    let path = format!("/sys/bus/pci/devices/{address}/numa_node");
+    fakes.files.put(&path, "-1\n");
+}
+
+fn put_function(fakes: &Fakes, address: &str, id: &str, subsystem: &str, class: &str) {
     let (vendor, device) = id.split_once(':').expect("VENDOR:DEVICE");
     let (sub_vendor, sub_device) = subsystem.split_once(':').expect("VENDOR:DEVICE");
     let directory = format!("/sys/bus/pci/devices/{address}");
@@ -269,13 +322,12 @@ fn put_gpu(fakes: &Fakes, address: &str, id: &str) {
         ("device", device),
         ("subsystem_vendor", sub_vendor),
         ("subsystem_device", sub_device),
-        ("class", "030200"),
+        ("class", class),
     ] {
         fakes
             .files
             .put(&format!("{directory}/{name}"), format!("0x{value}\n"));
     }
-    fakes.files.put(&format!("{directory}/numa_node"), "-1\n");
 }
 
 /// The archive package for `NAME` or `NAME=VERSION`.

@@ -336,11 +336,11 @@ fn runtimes(config: &mut Table) -> Option<&mut Table> {
         .as_table_mut()
 }
 
-/// `crio`: the merged configuration files.
+/// `crio status config`: the merged configuration files.
 pub fn crio(cmd: &Cmd, files: &FakeFiles) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     assert!(
-        matches!(args[..], ["config"] | ["status", "config"]),
+        matches!(args[..], ["status", "config"]),
         "the simulated crio does not support `{}`",
         cmd.line()
     );

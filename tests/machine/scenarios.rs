@@ -8,12 +8,14 @@ use std::{
 };
 
 use gpu_bootstrap::host::fake::{self, Damage, Snapshot};
+use gpu_bootstrap::model::pattern::matches;
 use nix::errno::Errno;
 use serde::Deserialize;
 use serde_json::Value;
 use toml::Table;
 
 use crate::{
+    archive,
     build::describe,
     dpkg, gpu,
     machine::{Machine, Ran},
@@ -27,6 +29,9 @@ use crate::{
 pub struct Scenario {
     /// One sentence about the behavior under test.
     pub about: String,
+    /// One run of the scenario for each table: `{{KEY}}` in the file is replaced by the value of KEY.
+    #[serde(default)]
+    pub each: Vec<BTreeMap<String, String>>,
     /// The rows of the failure catalog that it covers.
     #[serde(default)]
     pub failures: Vec<u32>,
@@ -58,6 +63,14 @@ pub struct Act {
     pub stop: Vec<String>,
     /// The faults, starting with this act.
     pub faults: Option<Faults>,
+    /// Packages purged before the act.
+    pub purge: Vec<String>,
+    /// Packages (`NAME` or `NAME=VERSION`, both patterns) removed from the downloaded lists before the act.
+    pub forget: Vec<String>,
+    /// The same, removed from the mirrors as well.
+    pub withdraw: Vec<String>,
+    /// Versions replaced by a newer one in the mirrors and in the downloaded lists before the act.
+    pub supersede: BTreeMap<String, String>,
     /// The holder of the run lock, as written in the lock file.
     pub busy: Option<String>,
     /// Unreadable paths in this act.
@@ -83,6 +96,8 @@ pub struct Act {
     pub stderr: Vec<String>,
     /// Texts that standard output contains.
     pub stdout: Vec<String>,
+    /// Texts that standard output does not contain.
+    pub not_stdout: Vec<String>,
     /// Texts that neither the output nor a journal record contains.
     pub silent_about: Vec<String>,
     /// The machine has no relevant change in this act.
@@ -97,7 +112,7 @@ pub struct Act {
     pub files: BTreeMap<String, Vec<String>>,
     /// Paths that do not exist afterwards.
     pub absent: Vec<String>,
-    /// Versions of packages afterwards (`*` patterns). An empty text means not installed.
+    /// Versions of packages afterwards. Names and versions are patterns. An empty text means that no such package is installed.
     pub packages: BTreeMap<String, String>,
     /// Packages that are on hold afterwards.
     pub held: Vec<String>,
@@ -124,10 +139,28 @@ fn names() -> Vec<String> {
     found
 }
 
-fn read(name: &str) -> Scenario {
+/// Reads a scenario, once for each table of `each`.
+fn read(name: &str) -> Vec<Scenario> {
     let path = directory().join(format!("{name}.toml"));
     let text = std::fs::read_to_string(&path).expect("a scenario");
-    toml::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
+    let parsed = |text: &str| -> Scenario {
+        toml::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"))
+    };
+    let scenario = parsed(&text);
+    if scenario.each.is_empty() {
+        return vec![scenario];
+    }
+    let filled = |values: &BTreeMap<String, String>| {
+        let mut text = text.clone();
+        for (key, value) in values {
+            let placeholder = format!("{{{{{key}}}}}");
+            assert!(text.contains(&placeholder), "{name} ignores `{key}`");
+            text = text.replace(&placeholder, value);
+        }
+        assert!(!text.contains("{{"), "{name}: no value for a placeholder");
+        parsed(&text)
+    };
+    scenario.each.iter().map(filled).collect()
 }
 
 /// Declares a test for each scenario.
@@ -154,15 +187,15 @@ pub(crate) use scenarios;
 )]
 pub fn run(name: &str) {
     let start = std::time::Instant::now();
-    let scenario = read(name);
-    let wrong = play(&scenario);
+    let wrong = in_parallel(&read(name), |scenario| {
+        let wrong = play(scenario);
+        match wrong.is_empty() {
+            true => wrong,
+            false => vec![format!("{}\n  {}", scenario.about, wrong.join("\n  "))],
+        }
+    });
     println!("{name}: {:.2} s", start.elapsed().as_secs_f32());
-    assert!(
-        wrong.is_empty(),
-        "{}\n  {}",
-        scenario.about,
-        wrong.join("\n  ")
-    );
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// The differences from the expected results.
@@ -260,6 +293,18 @@ impl Act {
         for unit in &self.stop {
             units::stop(files, unit);
         }
+        for name in &self.purge {
+            dpkg::remove(files, &lock(&machine.state), name, true);
+        }
+        for spec in &self.forget {
+            archive::forget(files, spec);
+        }
+        for spec in &self.withdraw {
+            lock(&machine.state).archive.withdraw(files, spec);
+        }
+        for (old, new) in &self.supersede {
+            lock(&machine.state).archive.supersede(files, old, new);
+        }
         if let Some(holder) = &self.busy {
             files.hold_lock("/run/gpu-bootstrap/lock", holder);
         }
@@ -354,6 +399,11 @@ impl Act {
         for part in &self.stdout {
             if !out.contains(&on_one_line(part)) {
                 wrong.push(format!("standard output does not contain `{part}`"));
+            }
+        }
+        for part in &self.not_stdout {
+            if out.contains(&on_one_line(part)) {
+                wrong.push(format!("standard output contains `{part}`"));
             }
         }
         for part in &self.silent_about {
@@ -476,12 +526,18 @@ impl Act {
         }
         let database = dpkg::read(files);
         for (name, version) in &self.packages {
-            let found = database
-                .get(name)
-                .filter(|entry| entry.state == "installed")
-                .map_or_else(String::new, |entry| entry.version.clone());
-            if !gpu_bootstrap::model::pattern::matches(version, &found) {
-                wrong.push(format!("{name} is `{found}` instead of `{version}`"));
+            let mut found: Vec<&str> = (database.iter())
+                .filter(|(known, entry)| matches(name, known) && entry.state == "installed")
+                .map(|(_, entry)| entry.version.as_str())
+                .collect();
+            if found.is_empty() {
+                found.push("");
+            }
+            for found in found {
+                // `*` matches any version, but a package that is not installed has none.
+                if found.is_empty() != version.is_empty() || !matches(version, found) {
+                    wrong.push(format!("{name} is `{found}` instead of `{version}`"));
+                }
             }
         }
         for name in &self.held {
@@ -593,7 +649,7 @@ fn every_scenario_has_a_test() {
 
 #[test]
 fn every_cataloged_failure_has_a_scenario() {
-    let scenarios: Vec<Scenario> = names().iter().map(|name| read(name)).collect();
+    let scenarios: Vec<Scenario> = names().iter().flat_map(|name| read(name)).collect();
     assert!(scenarios.len() >= 40, "{} scenarios", scenarios.len());
     // These rows need a real cluster or belong to a later version: containers that lose GPUs (9), the kubelet (18, 22).
     let later = [9, 18, 22];

@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use crate::{
     build::describe,
-    kernels::ubuntu,
     machine::{Machine, Ran},
     scenarios::told,
 };
@@ -45,6 +44,11 @@ const ROWS: [Row; 10] = rows! {
     "T4 on AlmaLinux 9",
         || Machine::new(describe("almalinux-9-l4", "gpus = ['10de:1eb8']".parse().expect("TOML"))), &[];
 };
+
+fn ubuntu(release: &str, kernel: &str, further: &str) -> Machine {
+    let text = format!("release = '{release}'\nkernel = '{kernel}'\n{further}");
+    Machine::new(describe("ubuntu-cloud", text.parse().expect("TOML")))
+}
 
 /// An AWS machine with package lists and one GPU.
 fn aws(kernel: &str, gpu: &str) -> Machine {

@@ -308,6 +308,9 @@ async fn control_plane_is_never_reset() {
             files.put(KUBELET_CONF, KUBECONFIG);
             ok("")
         });
+        // A worker may have this directory without manifests.
+        let manifests = "/etc/kubernetes/manifests";
+        machine.fakes.files.put_directory(manifests, 0o755);
         let undo = machine.apply(&by_kubeadm()).await.expect("joined");
         machine.fakes.files.put(mark, "");
         let error = (machine.applier.revert(&undo, &machine.sink).await).expect_err(mark);

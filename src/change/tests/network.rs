@@ -52,6 +52,8 @@ async fn refused_connection_is_retried_longer_than_a_timeout() {
 async fn only_connection_time_counts_for_giving_up() {
     // A single slow attempt is always retried, even if it took longer than the time limit.
     assert_eq!(attempts(200, SILENT).await, (2, "network"));
+    // After exactly the time limit, there is another attempt.
+    assert_eq!(attempts(90, SILENT).await, (3, "network"));
     // An attempt that another package manager blocked does not count for the time limit.
     let locked = "E: Could not get lock /var/lib/apt/lists/lock.";
     assert_eq!(

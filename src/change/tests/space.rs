@@ -10,7 +10,7 @@ use crate::{
     change::{Applier, ApplyChanges, Change, packages::WantedPackages},
     error::Report,
     exit::Exit,
-    host::files::FreeSpace,
+    host::files::{FreeSpace, Inodes},
 };
 
 const GB: u64 = 1_000_000_000;
@@ -112,6 +112,25 @@ fn docker_on_one_filesystem(size: u64) -> (TestMachine, Archive) {
     let (machine, apt) = with_filesystems(size, &[]);
     machine.fakes.files.mount("/", free_space(GB));
     (machine, apt)
+}
+
+#[tokio::test]
+async fn filesystem_without_inodes_has_its_own_remedy() {
+    let (machine, apt) = docker_on_one_filesystem(1);
+    let inodes = Some(Inodes {
+        total: 65536,
+        free: 0,
+    });
+    let without = FreeSpace {
+        inodes,
+        ..free_space(GB)
+    };
+    machine.fakes.files.mount("/", without);
+    *apt.faults.lock().unwrap() =
+        vec!["E: You don't have enough free space in /var/cache/apt/archives/."];
+    let error = machine.apply(&install(&["docker.io"])).await.unwrap_err();
+    let hint = error.hint().unwrap_or_default();
+    assert!(hint.contains("`/` has 0 of 65536 inodes free"), "{hint}");
 }
 
 #[tokio::test]

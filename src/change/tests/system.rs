@@ -518,6 +518,12 @@ async fn initramfs_is_rebuilt_after_its_files_are_restored() {
         machine.fakes.exec.lines(),
         ["update-initramfs -u -k6.1.0", "update-initramfs -u -k6.1.0"]
     );
+    machine
+        .fakes
+        .exec
+        .on("update-initramfs", |_, _| failed(1, "cpio failed"));
+    let error = machine.apply(&change).await.unwrap_err();
+    assert!(!error.to_string().contains("without `"), "{error}");
     machine.fakes.files.take("/boot/initrd.img-6.1.0");
     assert!(matches!(
         machine.revert(&undo).await,

@@ -15,8 +15,8 @@ pub use super::small::{
 };
 use crate::{
     change::{
-        ApplyChanges, Change, ChangeError, FileAfter, FileBefore, FollowUp, RestoreUnit, Reverted,
-        Saved, Sink, Undo,
+        ApplyChanges, Change, ChangeError, FileAfter, FileBefore, FollowUp, NoChanges, RestoreUnit,
+        Reverted, Saved, Sink, Undo,
         packages::{Effects, Reduced},
     },
     check::{FailOn, Family},
@@ -110,7 +110,7 @@ impl FileChanges {
 #[async_trait]
 impl ApplyChanges for FileChanges {
     fn anew(&self, _: &Desired, _: BTreeSet<String>) -> Arc<dyn ApplyChanges> {
-        panic!("tests do not resolve twice")
+        Arc::new(NoChanges)
     }
 
     async fn resume_paused(&self, _: &dyn Sink) {

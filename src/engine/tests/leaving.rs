@@ -130,6 +130,8 @@ async fn missing_reboot_is_reported_after_three_requests() {
     assert_eq!((error.exit(), requests(&rig)), (Exit::RebootRequired, 3));
     assert_eq!(error.reason(), "reboot-refused");
     assert!(error.to_string().contains("were rejected"), "{error}");
+    // The program waits for 20 seconds between the requests.
+    assert_eq!(rig.fakes.clock.monotonic(), Duration::from_secs(40));
 
     let rig = machine(0, 9).await;
     let error = leave(&rig, None, &[], &mut words().1).await.unwrap_err();

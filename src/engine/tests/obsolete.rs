@@ -293,7 +293,6 @@ async fn runtime_stays_while_its_containers_run() {
     for (id, name, unit, client, says) in rows! {
         "runtime.docker", "docker", "docker.service", "docker", LINES;
         "runtime.containerd", "containerd", "containerd.service", "ctr", TASKS;
-        "runtime.crio", "crio", "crio.service", "crictl", LINES;
     } {
         let mut rig = Rig::new([
             packages("driver", &["driver"]),

@@ -1,14 +1,21 @@
 //! Validated drivers are recorded in the journal, and a rollback to one of them continues until it is finished or aborted.
 
+use std::sync::Arc;
+
 use super::kit::{Rig, file, fixed, satisfied};
 use crate::{
     check::Verdict,
-    config::desired::PackageSpec,
-    engine::{check::RESOLVABLE, rollback},
+    config::{
+        desired::PackageSpec,
+        load::{Question, SettingsRequest},
+    },
+    engine::{EngineError, RunReport, check::RESOLVABLE, rollback},
+    error::Report as _,
     exit::Exit,
+    facts::Facts,
     journal::{Journal, Record, RollbackStarted, fold},
     model::secret::Secrets,
-    steps::fixtures,
+    steps::{self, fixtures},
 };
 
 const DATABASE: &str = "/var/lib/dpkg/status";
@@ -134,4 +141,47 @@ async fn check_reports_an_unfinished_rollback() {
     let finding = finding.unwrap();
     assert_eq!(finding.status, Verdict::Warn);
     assert!(finding.why.contains("the rollback to 535.2"), "{finding:?}");
+}
+
+/// Installs with a session that can resolve the settings of a rollback on a machine with these facts.
+async fn install_asking(rig: &Rig, facts: Facts) -> Result<RunReport, EngineError> {
+    let host = rig.fakes.host();
+    let question = Question {
+        ask: SettingsRequest::default(),
+        files: host.files.clone(),
+        named: host.files,
+        facts: Arc::new(facts),
+        matrix: fixtures::matrix(),
+    };
+    let (tools, reporter) = rig.tools("run");
+    let session = rig.session(tools).asking(question, Vec::new());
+    let report = session.install().await;
+    reporter.finish();
+    report
+}
+
+#[tokio::test]
+async fn install_continues_a_rollback_in_its_own_run() {
+    let mut rig = validated();
+    rig.settings = |desired| desired.driver.as_mut().unwrap().rollback = true;
+    // Without a rollback in the journal, the steps of the session run.
+    let report = install_asking(&rig, fixtures::debian()).await.unwrap();
+    assert_eq!(report.run, "run");
+    assert!(!rig.log().is_empty());
+
+    rolls_back(&rig);
+    // These facts contain no operating system, so the driver cannot be resolved.
+    let error = install_asking(&rig, fixtures::facts()).await.unwrap_err();
+    assert!(error.to_string().contains("driver 535.261.03"), "{error}");
+    assert!(error.hint().unwrap().contains("driver.rollback = false"));
+    assert!(rig.log().is_empty() && is_on_it(&rig));
+
+    // The steps of the rollback are the real ones. Their assessment already fails on this machine, so nothing is applied.
+    let report = install_asking(&rig, fixtures::debian()).await.unwrap();
+    assert_ne!(report.run, "run");
+    assert!(
+        (report.steps.iter()).any(|step| step.id == steps::PREFLIGHT),
+        "{report:?}"
+    );
+    assert!(rig.log().is_empty());
 }

@@ -254,6 +254,9 @@ async fn progress_and_death_of_a_run_are_visible() {
     // The PID now belongs to another process.
     fakes.files.put(&format!("/proc/{pid}/stat"), stat(99));
     assert!(!status(&host, None).unwrap().current.unwrap().alive);
+    // A run that ends without its last event removes the file.
+    drop(std::mem::ManuallyDrop::into_inner(view));
+    assert!(status(&host, None).unwrap().current.is_none());
 }
 
 /// A download reports its progress many times in a second.

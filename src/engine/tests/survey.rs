@@ -115,10 +115,10 @@ const UNBOUND: Family = Family {
     examine: |_| {
         Box::pin(async {
             let id = Id::new("pci.gpu.present");
-            Ok(vec![Finding {
-                remedy: Some("install one".to_owned()),
-                ..Finding::new(id, Verdict::Fail, "a GPU without a driver")
-            }])
+            Ok(vec![
+                Finding::new(id, Verdict::Fail, "a GPU without a driver")
+                    .with_remedy("install one"),
+            ])
         })
     },
 };
@@ -314,10 +314,10 @@ const BROKEN_SOURCES: Family = Family {
     ids: || vec![Id::new("os.pkg.sources")],
     examine: |_| {
         Box::pin(async {
-            Ok(vec![Finding {
-                remedy: Some("run `mv /a /a.disabled && apt-get update`".to_owned()),
-                ..Finding::new(Id::new("os.pkg.sources"), Verdict::Fail, "broken")
-            }])
+            Ok(vec![
+                Finding::new(Id::new("os.pkg.sources"), Verdict::Fail, "broken")
+                    .with_remedy("run `mv /a /a.disabled && apt-get update`"),
+            ])
         })
     },
 };

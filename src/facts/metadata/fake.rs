@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 
+use camino::{Utf8Path, Utf8PathBuf};
+use serde::Deserialize;
+
 /// A received request. Header names are in lower case.
 pub(crate) struct SeenRequest {
     pub(crate) method: String,
@@ -88,51 +91,97 @@ fn is_whole(request: &[u8]) -> bool {
     })
 }
 
-/// IMDSv2: every request needs a token, and tokens are only available through PUT.
-pub(crate) fn aws(seen: &SeenRequest) -> Reply {
-    if seen.path == "/latest/api/token" {
-        let seconds = seen.header("x-aws-ec2-metadata-token-ttl-seconds");
-        return match (seen.method.as_str(), seconds) {
-            ("PUT", Some(seconds)) if seconds.parse().is_ok_and(|s: u32| s <= 21_600) => {
-                ok("AQAEA-token==")
-            }
-            ("PUT", _) => no(400),
-            _ => no(405),
-        };
+/// A machine of a cloud: `tests/clouds/NAME.toml`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CloudTest {
+    pub(crate) firmware: Vec<FirmwareTest>,
+    pub(crate) service: Option<FakeService>,
+    /// The expected facts, without `cloud.`.
+    #[serde(default)]
+    pub(crate) facts: BTreeMap<String, String>,
+}
+
+/// Values of the firmware, and the instance type that they contain.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub(crate) struct FirmwareTest {
+    pub(crate) sys_vendor: String,
+    pub(crate) product_name: String,
+    pub(crate) chassis_asset_tag: String,
+    pub(crate) hypervisor_uuid: String,
+    pub(crate) instance_type: Option<String>,
+}
+
+/// A metadata service.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FakeService {
+    token: Option<FakeToken>,
+    /// The header that each request needs. With `token`, its value is the token.
+    header: String,
+    /// The status of a request without the header.
+    otherwise: u16,
+    /// The response for each path. Other paths do not exist.
+    responses: BTreeMap<String, String>,
+}
+
+/// A token that a PUT request returns.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FakeToken {
+    path: String,
+    /// The request header with the lifetime of the token, in seconds.
+    header: String,
+    /// The longest lifetime.
+    longest: u32,
+}
+
+impl CloudTest {
+    /// Returns the directory of the files.
+    pub(crate) fn directory() -> Utf8PathBuf {
+        Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clouds")
     }
-    if seen.header("x-aws-ec2-metadata-token") != Some("AQAEA-token==") {
-        return no(401);
-    }
-    match seen.path.as_str() {
-        "/latest/meta-data/instance-id" => ok("i-0929128ff2f73a2f1"),
-        "/latest/meta-data/instance-type" => ok("p5.48xlarge"),
-        "/latest/meta-data/instance-life-cycle" => ok("spot"),
-        "/latest/meta-data/placement/region" => ok("us-east-2"),
-        "/latest/meta-data/placement/availability-zone" => ok("us-east-2b"),
-        _ => no(404),
+
+    /// Returns the machine of a cloud, or `None` if it has no file.
+    pub(crate) fn read(cloud: &str) -> Option<Self> {
+        let path = Self::directory().join(format!("{cloud}.toml"));
+        let text = std::fs::read_to_string(&path).ok()?;
+        Some(toml::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}")))
     }
 }
 
-pub(crate) fn gcp(seen: &SeenRequest) -> Reply {
-    if seen.header("metadata-flavor") != Some("Google") {
-        return no(403);
+impl FakeService {
+    pub(crate) fn reply(&self, seen: &SeenRequest) -> Reply {
+        let (name, value) = self.header.split_once(": ").unwrap();
+        if let Some(token) = self.token.as_ref().filter(|token| token.path == seen.path) {
+            let seconds = seen
+                .header(&token.header)
+                .and_then(|text| text.parse::<u32>().ok());
+            return match (seen.method.as_str(), seconds) {
+                ("PUT", Some(seconds)) if seconds <= token.longest => ok(value),
+                ("PUT", _) => no(400),
+                _ => no(405),
+            };
+        }
+        if seen.header(name) != Some(value) {
+            return no(self.otherwise);
+        }
+        self.responses
+            .get(&seen.path)
+            .map_or(no(404), |body| ok(body))
     }
-    match seen.path.strip_prefix("/computeMetadata/v1/instance/") {
-        Some("id") => ok("4877340112233445566"),
-        Some("machine-type") => ok("projects/123456789/machineTypes/a3-highgpu-8g"),
-        Some("zone") => ok("projects/123456789/zones/europe-west4-b"),
-        Some("scheduling/preemptible") => ok("TRUE"),
-        _ => no(404),
-    }
+}
+
+fn of(cloud: &str, seen: &SeenRequest) -> Reply {
+    let service = CloudTest::read(cloud).and_then(|test| test.service);
+    service.unwrap().reply(seen)
+}
+
+pub(crate) fn aws(seen: &SeenRequest) -> Reply {
+    of("aws", seen)
 }
 
 pub(crate) fn azure(seen: &SeenRequest) -> Reply {
-    let path = "/metadata/instance/compute?api-version=2021-02-01&format=json";
-    if seen.header("metadata") != Some("true") || seen.path != path {
-        return no(400);
-    }
-    ok(
-        r#"{"vmSize": "Standard_ND96isr_H100_v5", "location": "westeurope", "zone": "",
-           "priority": "Regular", "vmId": "02aab8a4-74ef-476e-8182-f6d2ba4166a6", "tags": "", "userData": ""}"#,
-    )
+    of("azure", seen)
 }

@@ -4,9 +4,13 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::fake::{SeenRequest, aws, azure, gcp, no, ok, serve};
+use super::fake::{CloudTest, SeenRequest, aws, azure, no, ok, serve};
 use super::*;
 use crate::{
+    facts::{
+        cloud::{CloudInit, Dmi, gather},
+        reader::FactReader,
+    },
     host::{
         fake::{self, FakeClock},
         real::{HttpProxy, RealClock, RealHttp},
@@ -48,68 +52,49 @@ fn values(cloud: &Cloud) -> [Option<&str>; 5] {
     cloud.keys().map(|(_, value)| value.as_deref())
 }
 
+/// Each cloud in `clouds` has a file in `tests/clouds`, with firmware values and, if it has a metadata service, the responses and
+/// the expected facts.
 #[tokio::test]
-async fn each_cloud_completes_the_facts() {
-    let facts = asked_quickly("aws", &serve(aws)).await;
-    let told = [
-        "i-0929128ff2f73a2f1",
-        "p5.48xlarge",
-        "spot",
-        "us-east-2",
-        "us-east-2b",
-    ];
-    assert_eq!(values(&facts.cloud), told.map(Some));
-    assert_eq!(facts.unknown, []);
-
-    let facts = asked_quickly("gcp", &serve(gcp)).await;
-    let told = [
-        "4877340112233445566",
-        "a3-highgpu-8g",
-        "spot",
-        "europe-west4",
-        "europe-west4-b",
-    ];
-    assert_eq!(values(&facts.cloud), told.map(Some));
-    assert_eq!(facts.unknown, []);
-
-    let facts = asked_quickly("azure", &serve(azure)).await;
-    let told = [
-        "02aab8a4-74ef-476e-8182-f6d2ba4166a6",
-        "Standard_ND96isr_H100_v5",
-        "on-demand",
-        "westeurope",
-    ];
-    let [id, size, lifecycle, region] = told.map(Some);
-    // Azure reports an empty zone, so the machine has no zone, and the zone is not unknown.
-    assert_eq!(values(&facts.cloud), [id, size, lifecycle, region, None]);
-    assert_eq!(facts.unknown, []);
-}
-
-/// A cloud that is defined only by its data file.
-#[tokio::test]
-async fn cloud_without_code_completes_the_facts() {
-    const ID: &str = "ocid1.instance.oc1.eu-frankfurt-1.antheljtwxamplefzcg5l4wq3p2k7y6vaxyz0123456789abcdefghijklmn";
-    let address = serve(
-        |seen| match (seen.path.as_str(), seen.header("authorization")) {
-            ("/opc/v2/instance/", Some("Bearer Oracle")) => ok(&format!(
-                r#"{{"availabilityDomain": "EMIr:PHX-AD-1", "id": "{ID}", "region": "phx", "canonicalRegionName":
-                    "us-phoenix-1", "ociAdName": "phx-ad-1", "shape": "BM.GPU.H100.8", "metadata": {{}}}}"#
-            )),
-            _ => no(404),
-        },
-    );
-    let facts = asked_quickly("oracle", &address).await;
-    assert_eq!(
-        values(&facts.cloud),
-        [
-            Some(ID),
-            Some("BM.GPU.H100.8"),
-            None,
-            Some("us-phoenix-1"),
-            Some("phx-ad-1")
-        ]
-    );
-    assert_eq!(facts.unknown, []);
+async fn each_cloud_is_detected_and_completes_the_facts() {
+    let mut missing = Vec::new();
+    for row in clouds::all() {
+        let name = row.name.as_str();
+        let Some(test) = CloudTest::read(name) else {
+            missing.push(format!("tests/clouds/{name}.toml"));
+            continue;
+        };
+        assert!(!test.firmware.is_empty(), "{name}");
+        for firmware in test.firmware {
+            let dmi = Dmi {
+                sys_vendor: firmware.sys_vendor,
+                product_name: firmware.product_name,
+                chassis_asset_tag: firmware.chassis_asset_tag,
+                hypervisor_uuid: firmware.hypervisor_uuid,
+                present: true,
+                ..Dmi::default()
+            };
+            let (host, _) = fake::host();
+            let mut reader = FactReader::new(host.reader().files());
+            let found = gather(&mut reader, &dmi, &CloudInit::default());
+            assert_eq!(found.provider.as_deref(), Some(name), "{dmi:?}");
+            assert_eq!(found.instance_type, firmware.instance_type, "{dmi:?}");
+        }
+        assert_eq!(test.service.is_some(), row.metadata.is_some(), "{name}");
+        let Some(service) = test.service else {
+            continue;
+        };
+        let facts = asked_quickly(name, &serve(move |seen| service.reply(seen))).await;
+        for (fact, value) in facts.cloud.keys() {
+            let wanted = fact
+                .strip_prefix("cloud.")
+                .and_then(|key| test.facts.get(key));
+            assert_eq!(value.as_ref(), wanted, "{name}: {fact}");
+        }
+        assert_eq!(facts.unknown, [], "{name}");
+    }
+    assert!(missing.is_empty(), "missing: {}", missing.join(", "));
+    let files = CloudTest::directory().read_dir_utf8().unwrap();
+    assert_eq!(files.count(), clouds::all().len());
 }
 
 #[tokio::test]

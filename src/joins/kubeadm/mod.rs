@@ -71,13 +71,13 @@ fn read(given: &Given<'_>, wrong: &mut Wrongs) -> Option<JoinMethod> {
             &format!("use a cluster of 1.{oldest} or newer, or `cluster.join = \"command\"`"),
         );
     }
-    let mut wanted = RuntimeKind::of_kubelets().filter(|kind| given.runtimes.contains(kind));
+    let usable =
+        || RuntimeKind::of_kubelets().filter(|kind| kind.runtime().facts().is_configurable);
+    let mut wanted = usable().filter(|kind| given.runtimes.contains(kind));
     let socket = match wanted.find_map(|kind| kind.runtime().facts().cri) {
         Some(socket) => Some(socket),
         None => {
-            let titles: Vec<&str> = RuntimeKind::of_kubelets()
-                .map(|kind| kind.runtime().facts().title)
-                .collect();
+            let titles: Vec<&str> = usable().map(|kind| kind.runtime().facts().title).collect();
             wrong.at(
                 "runtime.use",
                 &format!("the kubelet needs {}", titles.join(" or ")),

@@ -761,6 +761,11 @@ mod tests {
             "{}",
             fault.remedy
         );
+        assert!(
+            fault.remedy.contains("remove the name instead"),
+            "{}",
+            fault.remedy
+        );
         assert_eq!(faults(&files, &[], Some(Version(2, 1))), []);
     }
 

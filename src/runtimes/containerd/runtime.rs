@@ -41,6 +41,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     versioned: Some(CONFIG),
     data: Some("/var/lib/containerd"),
     scheme: "containerd",
+    is_configurable: true,
     cri: Some(SOCKET),
     brings: &[],
     sockets: &[SOCKET],

@@ -1,23 +1,23 @@
-//! CRI-O: its printed configuration, and the keys and files that configure a runtime in it.
+//! CRI-O: its printed configuration, its files, and their faults. `check` evaluates them. `install` does not configure CRI-O, but
+//! changes by earlier versions can be undone.
 //!
 //! Sources: CRI-O, `docs/crio.conf.d.5.md` (files are read in name order, and the last value is used), `docs/crio.8.md` (`crio
-//! config` prints the configuration of the files), `internal/criocli/config.go` (and validates it), `docs/crio-status.8.md`,
-//! `pkg/config/reload.go` (SIGHUP reloads runtimes); NVIDIA/nvidia-container-toolkit, `pkg/config/engine/crio/crio.go` (the
-//! keys of a runtime). This code was not tested with a real CRI-O.
+//! config` prints the configuration of the files), `internal/criocli/config.go` (and validates it), `docs/crio-status.8.md`.
+//! This code was not tested with a real CRI-O.
 
 mod runtime;
 
 use std::collections::BTreeMap;
 
 use camino::Utf8Path;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 pub use runtime::Crio;
 
 use super::{ConfigFile, set_in_runtime};
 use crate::{
     host::Query,
-    model::document::{Document, FileSettings, Format, Setting},
+    model::document::{Document, Format},
 };
 
 /// The file that CRI-O reads first.
@@ -45,9 +45,6 @@ pub const ALL_HOOKS: [&str; 3] = [
     "/etc/containers/oci/hooks.d",
     HOOKS,
 ];
-
-/// The file in which keys are set, unless a file that is read later already contains them.
-const OWN: &str = "/etc/crio/crio.conf.d/99-nvidia.toml";
 
 /// The key of the runtimes.
 const RUNTIMES: [&str; 3] = ["crio", "runtime", "runtimes"];
@@ -176,73 +173,6 @@ pub fn astray(read: &[ConfigFile], unread: &[ConfigFile]) -> Vec<CrioFault> {
     found
 }
 
-/// A runtime to configure in CRI-O.
-#[derive(Debug, Clone, Copy)]
-pub struct CrioRuntime<'a> {
-    pub name: &'a str,
-    /// The program that replaces runc.
-    pub program: &'a str,
-    /// Whether an existing entry is kept.
-    pub kept: bool,
-    /// Whether it must be the default runtime.
-    pub default: bool,
-}
-
-/// Returns the keys to set, by file, or nothing if the files already contain all of them. `files` are in reading order, and
-/// `now` is their merged configuration.
-///
-/// # Errors
-/// If a file cannot be parsed. The message is one line with the file and the reason.
-pub fn settings(
-    files: &[ConfigFile],
-    now: &CrioConfig,
-    runtime: &CrioRuntime<'_>,
-) -> Result<Vec<FileSettings>, String> {
-    let documents = (files.iter())
-        .map(|file| {
-            let document = Document::parse(Format::Toml, file.text())
-                .map_err(|error| format!("`{}` cannot be parsed: {error}", file.path))?;
-            Ok((file.path.as_path(), document))
-        })
-        .collect::<Result<Vec<_>, String>>()?;
-    let entry = key(&[&RUNTIMES[..], &[runtime.name]].concat());
-    let mut wanted = Vec::new();
-    if !runtime.kept {
-        wanted.push((entry, entry_of(now, runtime)));
-    }
-    if runtime.default {
-        let default = key(&["crio", "runtime", "default_runtime"]);
-        wanted.push((default, json!(runtime.name)));
-    }
-    let mut found: Vec<FileSettings> = Vec::new();
-    for (key, value) in wanted {
-        // The last file with a key determines its value.
-        let last = (documents.iter().rev()).find_map(|(path, document)| {
-            let now = document.get(&key)?;
-            Some((*path, now))
-        });
-        if last.as_ref().is_some_and(|(_, now)| *now == value) {
-            continue;
-        }
-        // If a file that is read later than our own file contains the key, change that file. Earlier files are not changed.
-        let own = Utf8Path::new(OWN);
-        let is_later = |path: &Utf8Path| path.parent() == own.parent() && path > own;
-        let path = last.map_or(own, |(path, _)| if is_later(path) { path } else { own });
-        let setting = Setting {
-            key,
-            value: Some(value),
-        };
-        match found.iter_mut().find(|one| one.path == path) {
-            Some(one) => one.settings.push(setting),
-            None => found.push(FileSettings {
-                path: path.to_owned(),
-                settings: vec![setting],
-            }),
-        }
-    }
-    Ok(found)
-}
-
 /// An error in the configuration of a runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CrioFault {
@@ -346,20 +276,6 @@ pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioF
     found
 }
 
-/// Returns the keys of the runtime: the keys of the default runtime (or else of crun or runc), including the container monitor,
-/// with another program.
-fn entry_of(now: &CrioConfig, runtime: &CrioRuntime<'_>) -> Value {
-    let default = (now.default_runtime.as_deref())
-        .filter(|name| *name != runtime.name)
-        .into_iter()
-        .chain(["crun", "runc"]);
-    let like = default.filter_map(|name| now.runtimes.get(name)).next();
-    let mut entry = like.cloned().unwrap_or_default();
-    entry.insert("runtime_path".to_owned(), json!(runtime.program));
-    entry.insert("runtime_type".to_owned(), json!("oci"));
-    Value::Object(entry)
-}
-
 fn key(names: &[&str]) -> Vec<String> {
     names.iter().map(ToString::to_string).collect()
 }
@@ -368,13 +284,6 @@ fn key(names: &[&str]) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::model::text::reads_any_text;
-
-    const NVIDIA: CrioRuntime<'_> = CrioRuntime {
-        name: "nvidia",
-        program: "/usr/bin/nvidia-container-runtime",
-        kept: false,
-        default: false,
-    };
 
     /// The file of the CRI-O packages, with a comment of an administrator.
     const PACKAGED: &str = "[crio.runtime]\ndefault_runtime = \"crun\" # the package's\n\n\
@@ -434,70 +343,6 @@ mod tests {
         ]
         .concat();
         assert!(astray(&both, &unread).is_empty());
-    }
-
-    /// Returns the files after the settings are applied, and their texts with names.
-    fn after(files: &[ConfigFile], runtime: &CrioRuntime<'_>) -> (Vec<ConfigFile>, String) {
-        // In these tests, no file replaces an entry of an earlier one.
-        let mut now = CrioConfig::default();
-        for one in files {
-            let more = parse(one.text()).expect("TOML");
-            now.runtimes.extend(more.runtimes);
-            now.default_runtime = more.default_runtime.or(now.default_runtime);
-        }
-        let mut files = files.to_vec();
-        for one in settings(&files, &now, runtime).expect("readable") {
-            let at = files.iter().position(|file| file.path == one.path);
-            let text = at.map(|at| files[at].text().to_owned()).unwrap_or_default();
-            let mut document = Document::parse(Format::Toml, &text).expect("TOML");
-            for setting in &one.settings {
-                document.set(setting).expect("a key that can be set");
-            }
-            let new = file(one.path.as_str(), &document.text());
-            match at {
-                Some(at) => files[at] = new,
-                None => files.push(new),
-            }
-        }
-        let all = (files.iter()).map(|file| format!("== {}\n{}", file.path, file.text()));
-        let all = all.collect();
-        (files, all)
-    }
-
-    #[test]
-    fn each_arrangement_of_files_gets_its_keys() {
-        let packaged = file("/etc/crio/crio.conf.d/10-crio.conf", PACKAGED);
-        let older = file("/etc/crio/crio.conf.d/50-gpu.conf", OLDER);
-        let default = CrioRuntime {
-            default: true,
-            ..NVIDIA
-        };
-        let cases = rows! {
-            "no file", vec![], NVIDIA;
-            "the package's file", vec![packaged.clone()], NVIDIA;
-            "as the default", vec![packaged.clone()], default;
-            "an entry whose program is gone", vec![packaged.clone(), older.clone()], NVIDIA;
-            "an entry that is kept, as the default", vec![packaged, older],
-                CrioRuntime { kept: true, ..default };
-        };
-        let mut all = String::new();
-        for (name, files, runtime) in cases {
-            let (files, text) = after(&files, &runtime);
-            all.push_str(&format!("#### {name}\n{text}\n"));
-            // Keys that are already set are not set again.
-            assert_eq!(after(&files, &runtime).1, text, "{name}");
-        }
-        insta::assert_snapshot!(all);
-    }
-
-    #[test]
-    fn file_that_cannot_be_parsed_is_reported() {
-        let files = [file(CONFIG, "[crio")];
-        let why = settings(&files, &CrioConfig::default(), &NVIDIA).unwrap_err();
-        assert!(
-            why.starts_with("`/etc/crio/crio.conf` cannot be parsed:"),
-            "{why}"
-        );
     }
 
     #[test]

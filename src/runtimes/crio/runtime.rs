@@ -4,14 +4,14 @@
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{CrioConfig, CrioFault, CrioRuntime};
+use super::{CrioConfig, CrioFault};
 use crate::{
     host::{ExecError, FileKind, FilesError, Output, ReadFiles, Reader},
     model::document::FileSettings,
     runtimes::{
-        Answer, Broken, Config, ConfigFile, Configured, Fault, Goal, Harm, LackError, LiveConfig,
-        NVIDIA, Place, ReadError, Report, Runtime, RuntimeFacts, RuntimeView, Surroundings,
-        Validated, cdi, crictl,
+        Answer, Config, ConfigFile, Configured, Fault, Goal, Harm, LackError, LiveConfig, Place,
+        ReadError, Report, Runtime, RuntimeFacts, RuntimeView, Surroundings, Validated, cdi,
+        crictl,
         program::{Named, is_missing},
         view::{ask, last_lines, last_words, said},
     },
@@ -32,6 +32,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     versioned: None,
     data: None,
     scheme: "cri-o",
+    is_configurable: false,
     cri: Some(super::SOCKET),
     brings: &[],
     sockets: &["/run/crio/crio.sock"],
@@ -142,34 +143,11 @@ impl Runtime for Crio {
 
     async fn view(&self, place: Place<'_>) -> Result<RuntimeView, ReadError> {
         let found = read(place.host.files())?;
-        let mut said = LiveConfig::from(self.said(place.host).await);
-        // `crio config` prints the configuration from the files, including built-in defaults.
-        let output = match &said {
-            LiveConfig::Unknown(_) => Ok(None),
-            _ => ask(place.host, &super::config()).await,
-        };
-        let (printed, broken) = match output {
-            Err(error) => {
-                said = LiveConfig::from(Err(error));
-                (None, None)
-            }
-            Ok(None) => (None, None),
-            Ok(Some(output)) if output.ok() => match super::parse(&output.stdout) {
-                Ok(_) => (Some(output.stdout), None),
-                Err(why) => (None, Some(Broken::for_all(super::CONFIG, why))),
-            },
-            Ok(Some(output)) => (
-                None,
-                Some(Broken::for_all(super::CONFIG, last_words(&output))),
-            ),
-        };
         let by_files = place.installed.then(|| super::merged(&found).into());
         Ok(RuntimeView {
             files: found,
-            broken,
             by_files,
-            printed,
-            ..RuntimeView::of(said, place.version)
+            ..RuntimeView::of(self.said(place.host).await.into(), place.version)
         })
     }
 
@@ -250,28 +228,14 @@ impl Runtime for Crio {
 
 #[async_trait]
 impl Configured for Crio {
+    /// `install` does not configure CRI-O. The other functions are for the undo of changes by earlier versions.
     fn lacking(
         &self,
-        files: &dyn ReadFiles,
-        view: &RuntimeView,
-        goal: &Goal<'_>,
+        _files: &dyn ReadFiles,
+        _view: &RuntimeView,
+        _goal: &Goal<'_>,
     ) -> Result<Vec<FileSettings>, LackError> {
-        let broken = |why: String| LackError::Broken(Broken::for_all(super::CONFIG, why));
-        let now = match &view.printed {
-            None => CrioConfig::default(),
-            Some(text) => super::parse(text).map_err(broken)?,
-        };
-        let kept = match now.programs().get(NVIDIA) {
-            Some(program) => files.exists(Utf8Path::new(program))?,
-            None => false,
-        };
-        let runtime = CrioRuntime {
-            name: NVIDIA,
-            program: toolkit::RUNTIME,
-            kept,
-            default: goal.default,
-        };
-        super::settings(&view.files, &now, &runtime).map_err(broken)
+        Ok(Vec::new())
     }
 
     async fn validate(

@@ -683,7 +683,6 @@ mod tests {
             broken: None,
             elsewhere: None,
             by_files: None,
-            printed: None,
             said: LiveConfig::Absent,
             version: None,
         };

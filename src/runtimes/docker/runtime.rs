@@ -41,6 +41,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     versioned: None,
     data: Some("/var/lib/docker"),
     scheme: "docker",
+    is_configurable: true,
     cri: None,
     brings: &[RuntimeKind::Containerd],
     // Kubernetes' documentation, "Container Runtimes", Docker Engine: the socket of cri-dockerd.

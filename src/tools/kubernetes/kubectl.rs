@@ -66,9 +66,9 @@ pub const PROGRAMS: [Kubectl; 5] = [
         program: "/usr/local/bin/kubectl",
         first: &[],
     },
-    // Installed by `cloud-init/daemonset`.
+    // On GKE nodes. Source: kubernetes/kubernetes, `cluster/gce/gci/configure.sh`, `install-kube-binary-config`.
     Kubectl {
-        program: "/opt/gpu-bootstrap/bin/kubectl",
+        program: "/home/kubernetes/bin/kubectl",
         first: &[],
     },
     Kubectl {

@@ -1,4 +1,4 @@
-//! Each fault, as reported by the library that the product uses.
+//! Faults, as reported by the library that the product uses. The machine case `nvml-disagrees` tests the other ones.
 
 mod common;
 
@@ -9,29 +9,6 @@ use nvml_wrapper::error::NvmlError;
 
 fn broken(faults: &str) -> String {
     format!("{TWO}\n[faults]\n{faults}\n")
-}
-
-#[test]
-fn driver_is_not_loaded() {
-    let inventory = broken("driver-not-loaded = true");
-    with(&inventory, "driver_is_not_loaded", || {
-        assert!(matches!(nvml(), Err(NvmlError::DriverNotLoaded)));
-    });
-}
-
-#[test]
-fn library_and_driver_differ() {
-    let inventory = broken("version-mismatch = true");
-    with(&inventory, "library_and_driver_differ", || {
-        assert!(matches!(nvml(), Err(NvmlError::LibRmVersionMismatch)));
-    });
-}
-
-#[test]
-fn no_gpu_is_listed() {
-    with(&broken("no-devices = true"), "no_gpu_is_listed", || {
-        assert_eq!(nvml().expect("it starts").device_count().expect("count"), 0);
-    });
 }
 
 #[test]
@@ -98,21 +75,6 @@ returns = { nvmlDeviceGetTemperature = 26, nvmlDeviceGetSerial = 4 }
             assert_eq!(temperature(gpu.handle().cast(), 0, &mut degrees), 26);
         }
     });
-}
-
-#[test]
-fn hanging_initialization_never_returns() {
-    let inventory = broken("hang = [\"init\"]");
-    let patience = Duration::from_secs(2);
-    let ended = run(
-        &inventory,
-        "hanging_initialization_never_returns",
-        patience,
-        || drop(nvml()),
-    );
-    if let Some(ended) = ended {
-        assert!(ended.status.is_none(), "it came back: {:?}", ended.status);
-    }
 }
 
 #[test]

@@ -1,21 +1,11 @@
 #!/bin/sh
 # Part of the test harness: runs a pod of the DaemonSet on this node: API-SERVER. A binding and an iptables rule replace
-# the scheduler and kube-proxy. The image is a root directory with busybox, Debian's install, gpu-bootstrap and kubectl.
+# the scheduler and kube-proxy. The image is the one of the release, with the program of the machine.
 set -eu
 bed=/usr/lib/testbed
 admin=$bed/cluster-admin
 $bed/run-pods
-image=$(mktemp -d)
-tar -C "$image" -xf $bed/probe.tar layer.tar
-mkdir "$image/root"
-tar -C "$image/root" -xf "$image/layer.tar"
-# busybox has no `install`.
-cp --parents -L /usr/bin/install $(ldd /usr/bin/install | grep -o '/[^ ]*') "$image/root/"
-mv "$image/root/usr/bin/install" "$image/root/bin/"
-mkdir "$image/root/opt"
-cp /usr/local/bin/gpu-bootstrap /usr/bin/kubectl "$image/root/opt/"
-$bed/make-image localhost/gpu-bootstrap:1 "$image/root"
-rm -r "$image"
+ctr --namespace k8s.io images import --base-name localhost/gpu-bootstrap $bed/cluster/image.tar
 iptables -t nat -A OUTPUT -d 10.96.0.1 -p tcp --dport 443 -j DNAT --to-destination "$1"
 $admin get namespace gpu-bootstrap >/dev/null 2>&1 || $admin create namespace gpu-bootstrap
 sed 's|"@REGISTRY.*@"|localhost/gpu-bootstrap:1|' $bed/cluster/daemonset.yaml | $admin apply --filename=-

@@ -23,11 +23,11 @@ use crate::simulation::Fakes;
 use crate::tables::Machines;
 use crate::{
     agents, almalinux, crictl, disk_image, image, kubernetes, lock, modules, needs, pods, qemu,
-    repo, rootfs, toolkit, ubuntu,
+    release, repo, rootfs, toolkit, ubuntu,
 };
 
 /// Programs that are compiled from the repository.
-const PRODUCT: &str = "gpu-bootstrap";
+pub const PRODUCT: &str = "gpu-bootstrap";
 const NVML: &str = "libfake_nvml.so";
 const CUDA: &str = "libfake_cuda.so";
 
@@ -44,6 +44,8 @@ pub struct Wanted {
     pub clusters: BTreeSet<String>,
     /// Whether a machine is emulated.
     pub qemu: bool,
+    /// Whether a machine has the release packages of the product.
+    pub packages: bool,
 }
 
 /// Files to put into machines.
@@ -67,6 +69,8 @@ pub struct Assets {
     pub product: PathBuf,
     /// SHA-256 of `product` as hexadecimal digits. `None` if it was not compiled.
     pub product_digest: Option<String>,
+    /// The directory of the release packages of the product, if a machine needs them.
+    pub packages: Option<PathBuf>,
     pub fakes: Fakes,
 }
 
@@ -250,6 +254,10 @@ pub fn prepare(
             carried.insert(key, directory);
         }
         let programs = compiled.join().map_err(joined)??;
+        let release = match wanted.packages && programs.is_some() {
+            true => Some(timed("release packages", || release::build(bed))?),
+            false => None,
+        };
         emulator.join().map_err(joined)??;
         Ok(Assets {
             roots,
@@ -267,6 +275,7 @@ pub fn prepare(
                 .map(|()| digest(&bed.programs.join(PRODUCT)))
                 .transpose()?,
             product: bed.programs.join(PRODUCT),
+            packages: release,
             fakes: Fakes {
                 nvml: bed.programs.join(NVML),
                 cuda: bed.programs.join(CUDA),
@@ -322,6 +331,9 @@ pub fn values(assets: &Assets, root: &str, cluster: bool) -> BTreeMap<String, St
     };
     for (name, value) in family {
         values.insert(name.into(), value.into());
+    }
+    if assets.packages.is_some() {
+        values.extend(release::values(assets.served(root).is_some()));
     }
     values
 }

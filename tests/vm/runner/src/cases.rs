@@ -88,6 +88,9 @@ pub struct Case {
     /// The product is not installed on the machine: its user data downloads it.
     #[serde(default)]
     pub downloads_program: bool,
+    /// The machine has the release packages of the product, in two versions, which its scripts install.
+    #[serde(default)]
+    pub release_packages: bool,
     /// A Kubernetes control plane next to the machine.
     pub cluster: Option<Wish>,
     /// Size in mebibytes of a container's separate disk. Without this key a container has one, of size [`ROOMY`], only
@@ -374,6 +377,12 @@ pub fn fit(cases: &[Case], machines: &Machines, repo: &Path, configs: &Path) -> 
                 "case `{}`: `{}` does not exist in the repository",
                 case.name,
                 path.display()
+            );
+        }
+        if spec.kind.is_emulated() && case.release_packages {
+            bail!(
+                "case `{}`: only containers have the release packages",
+                case.name
             );
         }
         let reads = |step: &Step| step.cut_at_console.is_some() || !step.console.is_empty();

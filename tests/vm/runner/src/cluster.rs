@@ -41,6 +41,7 @@ const GPU_POD: &str = include_str!("../../../../cloud-init/daemonset/gpu-pod.yam
 const NETWORK: &str = include_str!("../../kubernetes/bridge.conflist");
 const ADMIN: &str = include_str!("../files/cluster-admin.sh");
 const SECRET: &str = include_str!("../files/secret.sh");
+const IMAGE: &str = include_str!("../../../../release/image.py");
 const MAKE_IMAGE: &str = include_str!("../files/make-image.sh");
 const RUN_PODS: &str = include_str!("../files/run-pods.sh");
 const RUN_DAEMON_SET: &str = include_str!("../files/run-daemonset.sh");
@@ -97,6 +98,9 @@ pub struct Wish {
     /// Installs the fake of the k3s and RKE2 agents on the machine.
     #[serde(default)]
     pub agents: bool,
+    /// Adds the container image of the release, with the program of the machine.
+    #[serde(default)]
+    pub image: bool,
     /// The name of the node on an EKS machine, which has the real kubelet and uses a certificate of this node instead
     /// of an IAM token.
     pub node: Option<String>,
@@ -425,6 +429,9 @@ impl Cluster {
         }
         write(&at(&here).join("daemonset.yaml"), DAEMON_SET, 0o644)?;
         write(&at(&here).join("gpu-pod.yaml"), GPU_POD, 0o644)?;
+        if wish.image {
+            self.write_image(&at("usr/local/bin/gpu-bootstrap"), &at(&here))?;
+        }
         write(&at(INSIDE).join("make-image"), MAKE_IMAGE, 0o755)?;
         write(&at(INSIDE).join("run-pods"), RUN_PODS, 0o755)?;
         write(&at(INSIDE).join("run-daemonset"), RUN_DAEMON_SET, 0o755)?;
@@ -462,6 +469,21 @@ impl Cluster {
             machine.put(&self.programs.join("kubelet"), &format!("{here}/kubelet"))?;
         }
         Ok(())
+    }
+
+    /// Writes the container image of the release with this program, as version 1.
+    fn write_image(&self, program: &Path, directory: &Path) -> Result<()> {
+        let files = self.root.join("image");
+        fs::create_dir(&files).context("cannot create a directory")?;
+        fs::copy(program, files.join("gpu-bootstrap")).context("cannot copy the program")?;
+        let output = directory.join("image.tar");
+        let source = format!("x86_64={}", files.display());
+        let output = output.to_string_lossy();
+        Cmd::new(["python3", "-c", IMAGE, "1", "test", &output, &source])
+            .env("SOURCE_DATE_EPOCH", "0")
+            .ok()
+            .context("cannot write the container image")
+            .map(drop)
     }
 
     /// The CA certificate in base64.

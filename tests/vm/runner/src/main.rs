@@ -36,6 +36,7 @@ mod power;
 mod qemu;
 mod queue;
 mod record;
+mod release;
 mod repo;
 mod rootfs;
 mod run;
@@ -376,6 +377,7 @@ fn wanted(machines: &Machines, cases: &[&Case]) -> Result<Wanted> {
     for case in cases {
         let machine = machines.machine(&case.machine)?;
         wanted.qemu |= machine.kind.is_emulated();
+        wanted.packages |= case.release_packages;
         if machine.kind == Kind::Image {
             wanted.images.insert(machine.root.clone());
             continue;
@@ -627,9 +629,9 @@ mod tests {
         assert!(!said.contains("core"), "{said}");
         let two = how(&["vm", "test", "--tier", "full", "--tier", "long"]);
         assert_eq!(runs(&two), of(Tier::Full) + of(Tier::Long));
-        let named = how(&["vm", "test", "bed"]);
+        let named = how(&["vm", "test", "bed-boots"]);
         assert_eq!(runs(&named), 1);
         assert_eq!(left_out(&cases, &named), None);
-        assert!(Cli::try_parse_from(["vm", "test", "bed", "--tier", "core"]).is_err());
+        assert!(Cli::try_parse_from(["vm", "test", "bed-boots", "--tier", "core"]).is_err());
     }
 }

@@ -33,6 +33,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("createrepo-c", "/usr/bin/createrepo_c"),
     ("gcc", "/usr/bin/gcc"),
     ("libc6-dev", "/usr/include/stdio.h"),
+    ("python3", "/usr/bin/python3"),
     ("busybox-static", "/usr/share/doc/busybox-static"),
     (
         "debian-archive-keyring",

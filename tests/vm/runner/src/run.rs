@@ -17,8 +17,8 @@ use crate::sh::{Cmd, Done};
 use crate::snapshot::Snapshot;
 use crate::tables::{Kind, Machines};
 use crate::{
-    agents, almalinux, apart, cloud, documents, kernel, modules, out, power, seed, simulation,
-    ubuntu, units, watch,
+    agents, almalinux, apart, cloud, documents, kernel, modules, out, power, release, seed,
+    simulation, ubuntu, units, watch,
 };
 
 /// The inputs of a case.
@@ -159,6 +159,12 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
     simulation::firmware(&machine.root(), &spec.dmi)?;
     if !case.downloads_program {
         machine.put(&stage.assets.product, "/usr/local/bin/gpu-bootstrap")?;
+    }
+    if let Some(directory) = (stage.assets.packages.as_ref()).filter(|_| case.release_packages) {
+        let rpm = stage.assets.served(&spec.root).is_some();
+        for (from, to) in release::files(directory, rpm) {
+            machine.put(&from, &to)?;
+        }
     }
     machine.put(&stage.assets.image, "/usr/lib/testbed/probe.tar")?;
     // The fake's inventory is linked from the start, so that the link never counts as a change.

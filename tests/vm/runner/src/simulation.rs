@@ -25,7 +25,7 @@ const START: &str = include_str!("../files/testbed-start.sh");
 const SMI: &str = include_str!("../files/nvidia-smi.sh");
 const UNIT: &str = include_str!("../files/testbed.service");
 /// Programs for cases, described in README.md.
-const PROGRAMS: [(&str, &str); 17] = [
+const PROGRAMS: [(&str, &str); 18] = [
     (
         "kill-at-every-record",
         include_str!("../files/kill-at-every-record.pl"),
@@ -51,6 +51,7 @@ const PROGRAMS: [(&str, &str); 17] = [
         include_str!("../files/sandboxed-check.sh"),
     ),
     ("installed", include_str!("../files/installed.sh")),
+    ("package", include_str!("../files/package.sh")),
     ("vendors-only", include_str!("../files/vendors-only.sh")),
 ];
 

@@ -13,292 +13,117 @@ macro_rules! unsupported {
 }
 
 unsupported! {
-    nvmlComputeInstanceDestroy
-    nvmlDeviceClearAccountingPids
-    nvmlDeviceClearCpuAffinity
-    nvmlDeviceCreateGpuInstance
-    nvmlDeviceCreateGpuInstanceWithPlacement
-    nvmlDeviceDiscoverGpus
-    nvmlDeviceFreezeNvLinkUtilizationCounter
-    nvmlDeviceGetAPIRestriction
-    nvmlDeviceGetAccountingBufferSize
-    nvmlDeviceGetAccountingMode
-    nvmlDeviceGetAccountingPids
-    nvmlDeviceGetAccountingStats
-    nvmlDeviceGetAccountingStats_v2
-    nvmlDeviceGetActiveVgpus
-    nvmlDeviceGetAdaptiveClockInfoStatus
-    nvmlDeviceGetAdaptiveTgpModeInfo_v1
-    nvmlDeviceGetAddressingMode
-    nvmlDeviceGetAutoBoostedClocksEnabled
-    nvmlDeviceGetBBXTimeData_v1
-    nvmlDeviceGetBankRemapperStatus_v1
-    nvmlDeviceGetBridgeChipInfo
-    nvmlDeviceGetC2cModeInfoV
-    nvmlDeviceGetCapabilities
-    nvmlDeviceGetClkMonStatus
-    nvmlDeviceGetClockOffsets
-    nvmlDeviceGetConfComputeGpuAttestationReport
-    nvmlDeviceGetConfComputeGpuCertificate
-    nvmlDeviceGetConfComputeMemSizeInfo
-    nvmlDeviceGetConfComputeProtectedMemoryUsage
-    nvmlDeviceGetCoolerInfo
-    nvmlDeviceGetCpuAffinity
-    nvmlDeviceGetCpuAffinityWithinScope
-    nvmlDeviceGetCreatableVgpus
-    nvmlDeviceGetCurrentClockFreqs
-    nvmlDeviceGetDecoderUtilization
-    nvmlDeviceGetDramEncryptionMode
-    nvmlDeviceGetDriverModel
-    nvmlDeviceGetDriverModel_v2
-    nvmlDeviceGetDynamicPstatesInfo
-    nvmlDeviceGetEncoderCapacity
-    nvmlDeviceGetEncoderSessions
-    nvmlDeviceGetEncoderStats
-    nvmlDeviceGetEncoderUtilization
-    nvmlDeviceGetFBCSessions
-    nvmlDeviceGetFBCStats
-    nvmlDeviceGetFanControlPolicy_v2
-    nvmlDeviceGetFanSpeed
-    nvmlDeviceGetFanSpeedRPM
-    nvmlDeviceGetFanSpeed_v2
-    nvmlDeviceGetGpcClkMinMaxVfOffset
-    nvmlDeviceGetGpcClkVfOffset
-    nvmlDeviceGetGpuFabricInfo_v4
-    nvmlDeviceGetGpuInstancePossiblePlacements
-    nvmlDeviceGetGpuInstancePossiblePlacements_v2
-    nvmlDeviceGetGpuInstanceProfileInfoByIdV
-    nvmlDeviceGetGpuInstanceProfileInfoV
-    nvmlDeviceGetGpuInstanceRemainingCapacity
-    nvmlDeviceGetGpuInstances
-    nvmlDeviceGetGpuOperationMode
-    nvmlDeviceGetGridLicensableFeatures
-    nvmlDeviceGetGridLicensableFeatures_v2
-    nvmlDeviceGetGridLicensableFeatures_v3
-    nvmlDeviceGetGridLicensableFeatures_v4
-    nvmlDeviceGetHandleByUUIDV
-    nvmlDeviceGetHostVgpuMode
-    nvmlDeviceGetHostname_v1
-    nvmlDeviceGetInforomConfigurationChecksum
-    nvmlDeviceGetIrqNum
-    nvmlDeviceGetJpgUtilization
-    nvmlDeviceGetLastBBXFlushTime
-    nvmlDeviceGetMaxCustomerBoostClock
-    nvmlDeviceGetMemClkMinMaxVfOffset
-    nvmlDeviceGetMemClkVfOffset
-    nvmlDeviceGetMemoryAffinity
-    nvmlDeviceGetMemoryBusWidth
-    nvmlDeviceGetMemoryLimits_v1
-    nvmlDeviceGetMinMaxClockOfPState
-    nvmlDeviceGetMinMaxFanSpeed
-    nvmlDeviceGetNumGpuCores
-    nvmlDeviceGetNvLinkInfo
-    nvmlDeviceGetNvLinkRemotePciInfo
-    nvmlDeviceGetNvLinkRemotePciInfo_v2
-    nvmlDeviceGetNvLinkTelemetrySamples_v1
-    nvmlDeviceGetNvLinkUtilizationControl
-    nvmlDeviceGetNvLinkUtilizationCounter
-    nvmlDeviceGetNvlinkBwMode
-    nvmlDeviceGetNvlinkSupportedBwModes
-    nvmlDeviceGetOfaUtilization
-    nvmlDeviceGetPciInfoExt
-    nvmlDeviceGetPdi
-    nvmlDeviceGetPerformanceModes
-    nvmlDeviceGetPgpuMetadataString
-    nvmlDeviceGetPlatformInfo
-    nvmlDeviceGetPowerMizerMode_v1
-    nvmlDeviceGetPowerSource
-    nvmlDeviceGetProcessUtilization
-    nvmlDeviceGetProcessesUtilizationInfo
-    nvmlDeviceGetRemappedRows_v2
-    nvmlDeviceGetRepairStatus
-    nvmlDeviceGetRunningProcessDetailList
-    nvmlDeviceGetSamples
-    nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts
-    nvmlDeviceGetSupportedEventTypes
-    nvmlDeviceGetSupportedGraphicsClocks
-    nvmlDeviceGetSupportedMemoryClocks
-    nvmlDeviceGetSupportedPerformanceStates
-    nvmlDeviceGetSupportedVgpus
-    nvmlDeviceGetTargetFanSpeed
-    nvmlDeviceGetThermalSettings
-    nvmlDeviceGetTopologyNearestGpus
-    nvmlDeviceGetUnrepairableMemoryFlag_v1
-    nvmlDeviceGetVgpuCapabilities
-    nvmlDeviceGetVgpuHeterogeneousMode
-    nvmlDeviceGetVgpuInstancesUtilizationInfo
-    nvmlDeviceGetVgpuMetadata
-    nvmlDeviceGetVgpuProcessUtilization
-    nvmlDeviceGetVgpuProcessesUtilizationInfo
-    nvmlDeviceGetVgpuSchedulerCapabilities
-    nvmlDeviceGetVgpuSchedulerLog
-    nvmlDeviceGetVgpuSchedulerLog_v2
-    nvmlDeviceGetVgpuSchedulerState
-    nvmlDeviceGetVgpuSchedulerState_v2
-    nvmlDeviceGetVgpuTypeCreatablePlacements
-    nvmlDeviceGetVgpuTypeSupportedPlacements
-    nvmlDeviceGetVgpuUtilization
-    nvmlDeviceGetViolationStatus
-    nvmlDeviceModifyDrainState
-    nvmlDeviceOnSameBoard
-    nvmlDevicePerfMetricsGetSamples_v1
-    nvmlDevicePowerSmoothingActivatePresetProfile
-    nvmlDevicePowerSmoothingSetState
-    nvmlDevicePowerSmoothingUpdatePresetProfileParam
-    nvmlDeviceQueryDrainState
-    nvmlDeviceReadPRMCounters_v1
-    nvmlDeviceReadWritePRM_v1
-    nvmlDeviceRegisterEvents
-    nvmlDeviceRemoveGpu
-    nvmlDeviceRemoveGpu_v2
-    nvmlDeviceResetApplicationsClocks
-    nvmlDeviceResetGpuLockedClocks
-    nvmlDeviceResetMemoryLockedClocks
-    nvmlDeviceResetNvLinkErrorCounters
-    nvmlDeviceResetNvLinkUtilizationCounter
-    nvmlDeviceSetAPIRestriction
-    nvmlDeviceSetAccountingMode
-    nvmlDeviceSetAdaptiveTgpMode_v1
-    nvmlDeviceSetApplicationsClocks
-    nvmlDeviceSetAutoBoostedClocksEnabled
-    nvmlDeviceSetClockOffsets
-    nvmlDeviceSetConfComputeUnprotectedMemSize
-    nvmlDeviceSetCpuAffinity
-    nvmlDeviceSetDefaultAutoBoostedClocksEnabled
-    nvmlDeviceSetDefaultFanSpeed_v2
-    nvmlDeviceSetDramEncryptionMode
-    nvmlDeviceSetDriverModel
-    nvmlDeviceSetFanControlPolicy
-    nvmlDeviceSetFanSpeed_v2
-    nvmlDeviceSetGpcClkVfOffset
-    nvmlDeviceSetGpuLockedClocks
-    nvmlDeviceSetGpuOperationMode
-    nvmlDeviceSetHostname_v1
-    nvmlDeviceSetMemClkVfOffset
-    nvmlDeviceSetMemoryLimits_v1
-    nvmlDeviceSetMemoryLockedClocks
-    nvmlDeviceSetNvLinkDeviceLowPowerThreshold
-    nvmlDeviceSetNvLinkUtilizationControl
-    nvmlDeviceSetNvlinkBwMode
-    nvmlDeviceSetNvlinkBwModeAsync_v1
-    nvmlDeviceSetPowerManagementLimit_v2
-    nvmlDeviceSetPowerMizerMode_v1
-    nvmlDeviceSetRusdSettings_v1
-    nvmlDeviceSetTemperatureThreshold
-    nvmlDeviceSetVgpuCapabilities
-    nvmlDeviceSetVgpuHeterogeneousMode
-    nvmlDeviceSetVgpuSchedulerState
-    nvmlDeviceSetVgpuSchedulerState_v2
-    nvmlDeviceSetVirtualizationMode
-    nvmlDeviceVgpuForceGspUnload
+    nvmlComputeInstanceDestroy nvmlDeviceClearAccountingPids nvmlDeviceClearCpuAffinity
+    nvmlDeviceCreateGpuInstance nvmlDeviceCreateGpuInstanceWithPlacement nvmlDeviceDiscoverGpus
+    nvmlDeviceFreezeNvLinkUtilizationCounter nvmlDeviceGetAPIRestriction
+    nvmlDeviceGetAccountingBufferSize nvmlDeviceGetAccountingMode nvmlDeviceGetAccountingPids
+    nvmlDeviceGetAccountingStats nvmlDeviceGetAccountingStats_v2 nvmlDeviceGetActiveVgpus
+    nvmlDeviceGetAdaptiveClockInfoStatus nvmlDeviceGetAdaptiveTgpModeInfo_v1
+    nvmlDeviceGetAddressingMode nvmlDeviceGetAutoBoostedClocksEnabled nvmlDeviceGetBBXTimeData_v1
+    nvmlDeviceGetBankRemapperStatus_v1 nvmlDeviceGetBridgeChipInfo nvmlDeviceGetC2cModeInfoV
+    nvmlDeviceGetCapabilities nvmlDeviceGetClkMonStatus nvmlDeviceGetClockOffsets
+    nvmlDeviceGetConfComputeGpuAttestationReport nvmlDeviceGetConfComputeGpuCertificate
+    nvmlDeviceGetConfComputeMemSizeInfo nvmlDeviceGetConfComputeProtectedMemoryUsage
+    nvmlDeviceGetCoolerInfo nvmlDeviceGetCpuAffinity nvmlDeviceGetCpuAffinityWithinScope
+    nvmlDeviceGetCreatableVgpus nvmlDeviceGetCurrentClockFreqs nvmlDeviceGetDecoderUtilization
+    nvmlDeviceGetDramEncryptionMode nvmlDeviceGetDriverModel nvmlDeviceGetDriverModel_v2
+    nvmlDeviceGetDynamicPstatesInfo nvmlDeviceGetEncoderCapacity nvmlDeviceGetEncoderSessions
+    nvmlDeviceGetEncoderStats nvmlDeviceGetEncoderUtilization nvmlDeviceGetFBCSessions
+    nvmlDeviceGetFBCStats nvmlDeviceGetFanControlPolicy_v2 nvmlDeviceGetFanSpeed
+    nvmlDeviceGetFanSpeedRPM nvmlDeviceGetFanSpeed_v2 nvmlDeviceGetGpcClkMinMaxVfOffset
+    nvmlDeviceGetGpcClkVfOffset nvmlDeviceGetGpuFabricInfo_v4
+    nvmlDeviceGetGpuInstancePossiblePlacements nvmlDeviceGetGpuInstancePossiblePlacements_v2
+    nvmlDeviceGetGpuInstanceProfileInfoByIdV nvmlDeviceGetGpuInstanceProfileInfoV
+    nvmlDeviceGetGpuInstanceRemainingCapacity nvmlDeviceGetGpuInstances
+    nvmlDeviceGetGpuOperationMode nvmlDeviceGetGridLicensableFeatures
+    nvmlDeviceGetGridLicensableFeatures_v2 nvmlDeviceGetGridLicensableFeatures_v3
+    nvmlDeviceGetGridLicensableFeatures_v4 nvmlDeviceGetHandleByUUIDV nvmlDeviceGetHostVgpuMode
+    nvmlDeviceGetHostname_v1 nvmlDeviceGetInforomConfigurationChecksum nvmlDeviceGetIrqNum
+    nvmlDeviceGetJpgUtilization nvmlDeviceGetLastBBXFlushTime nvmlDeviceGetMaxCustomerBoostClock
+    nvmlDeviceGetMemClkMinMaxVfOffset nvmlDeviceGetMemClkVfOffset nvmlDeviceGetMemoryAffinity
+    nvmlDeviceGetMemoryBusWidth nvmlDeviceGetMemoryLimits_v1 nvmlDeviceGetMinMaxClockOfPState
+    nvmlDeviceGetMinMaxFanSpeed nvmlDeviceGetNumGpuCores nvmlDeviceGetNvLinkInfo
+    nvmlDeviceGetNvLinkRemotePciInfo nvmlDeviceGetNvLinkRemotePciInfo_v2
+    nvmlDeviceGetNvLinkTelemetrySamples_v1 nvmlDeviceGetNvLinkUtilizationControl
+    nvmlDeviceGetNvLinkUtilizationCounter nvmlDeviceGetNvlinkBwMode
+    nvmlDeviceGetNvlinkSupportedBwModes nvmlDeviceGetOfaUtilization nvmlDeviceGetPciInfoExt
+    nvmlDeviceGetPdi nvmlDeviceGetPerformanceModes nvmlDeviceGetPgpuMetadataString
+    nvmlDeviceGetPlatformInfo nvmlDeviceGetPowerMizerMode_v1 nvmlDeviceGetPowerSource
+    nvmlDeviceGetProcessUtilization nvmlDeviceGetProcessesUtilizationInfo
+    nvmlDeviceGetRemappedRows_v2 nvmlDeviceGetRepairStatus nvmlDeviceGetRunningProcessDetailList
+    nvmlDeviceGetSamples nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts
+    nvmlDeviceGetSupportedEventTypes nvmlDeviceGetSupportedGraphicsClocks
+    nvmlDeviceGetSupportedMemoryClocks nvmlDeviceGetSupportedPerformanceStates
+    nvmlDeviceGetSupportedVgpus nvmlDeviceGetTargetFanSpeed nvmlDeviceGetThermalSettings
+    nvmlDeviceGetTopologyNearestGpus nvmlDeviceGetUnrepairableMemoryFlag_v1
+    nvmlDeviceGetVgpuCapabilities nvmlDeviceGetVgpuHeterogeneousMode
+    nvmlDeviceGetVgpuInstancesUtilizationInfo nvmlDeviceGetVgpuMetadata
+    nvmlDeviceGetVgpuProcessUtilization nvmlDeviceGetVgpuProcessesUtilizationInfo
+    nvmlDeviceGetVgpuSchedulerCapabilities nvmlDeviceGetVgpuSchedulerLog
+    nvmlDeviceGetVgpuSchedulerLog_v2 nvmlDeviceGetVgpuSchedulerState
+    nvmlDeviceGetVgpuSchedulerState_v2 nvmlDeviceGetVgpuTypeCreatablePlacements
+    nvmlDeviceGetVgpuTypeSupportedPlacements nvmlDeviceGetVgpuUtilization
+    nvmlDeviceGetViolationStatus nvmlDeviceModifyDrainState nvmlDeviceOnSameBoard
+    nvmlDevicePerfMetricsGetSamples_v1 nvmlDevicePowerSmoothingActivatePresetProfile
+    nvmlDevicePowerSmoothingSetState nvmlDevicePowerSmoothingUpdatePresetProfileParam
+    nvmlDeviceQueryDrainState nvmlDeviceReadPRMCounters_v1 nvmlDeviceReadWritePRM_v1
+    nvmlDeviceRegisterEvents nvmlDeviceRemoveGpu nvmlDeviceRemoveGpu_v2
+    nvmlDeviceResetApplicationsClocks nvmlDeviceResetGpuLockedClocks
+    nvmlDeviceResetMemoryLockedClocks nvmlDeviceResetNvLinkErrorCounters
+    nvmlDeviceResetNvLinkUtilizationCounter nvmlDeviceSetAPIRestriction nvmlDeviceSetAccountingMode
+    nvmlDeviceSetAdaptiveTgpMode_v1 nvmlDeviceSetApplicationsClocks
+    nvmlDeviceSetAutoBoostedClocksEnabled nvmlDeviceSetClockOffsets
+    nvmlDeviceSetConfComputeUnprotectedMemSize nvmlDeviceSetCpuAffinity
+    nvmlDeviceSetDefaultAutoBoostedClocksEnabled nvmlDeviceSetDefaultFanSpeed_v2
+    nvmlDeviceSetDramEncryptionMode nvmlDeviceSetDriverModel nvmlDeviceSetFanControlPolicy
+    nvmlDeviceSetFanSpeed_v2 nvmlDeviceSetGpcClkVfOffset nvmlDeviceSetGpuLockedClocks
+    nvmlDeviceSetGpuOperationMode nvmlDeviceSetHostname_v1 nvmlDeviceSetMemClkVfOffset
+    nvmlDeviceSetMemoryLimits_v1 nvmlDeviceSetMemoryLockedClocks
+    nvmlDeviceSetNvLinkDeviceLowPowerThreshold nvmlDeviceSetNvLinkUtilizationControl
+    nvmlDeviceSetNvlinkBwMode nvmlDeviceSetNvlinkBwModeAsync_v1 nvmlDeviceSetPowerManagementLimit_v2
+    nvmlDeviceSetPowerMizerMode_v1 nvmlDeviceSetRusdSettings_v1 nvmlDeviceSetTemperatureThreshold
+    nvmlDeviceSetVgpuCapabilities nvmlDeviceSetVgpuHeterogeneousMode nvmlDeviceSetVgpuSchedulerState
+    nvmlDeviceSetVgpuSchedulerState_v2 nvmlDeviceSetVirtualizationMode nvmlDeviceVgpuForceGspUnload
     nvmlDeviceWorkloadPowerProfileClearRequestedProfiles
-    nvmlDeviceWorkloadPowerProfileGetCurrentProfiles
-    nvmlDeviceWorkloadPowerProfileGetProfilesInfo
+    nvmlDeviceWorkloadPowerProfileGetCurrentProfiles nvmlDeviceWorkloadPowerProfileGetProfilesInfo
     nvmlDeviceWorkloadPowerProfileSetRequestedProfiles
-    nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1
-    nvmlEventSetCreate
-    nvmlEventSetFree
-    nvmlEventSetGetContextCount_v1
-    nvmlEventSetGetContextData_v1
-    nvmlEventSetGetContextInfo_v1
+    nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1 nvmlEventSetCreate nvmlEventSetFree
+    nvmlEventSetGetContextCount_v1 nvmlEventSetGetContextData_v1 nvmlEventSetGetContextInfo_v1
     nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1
-    nvmlEventSetRegisterGpuOperationalEvents_v1
-    nvmlEventSetWait
-    nvmlEventSetWait_v2
-    nvmlEventSetWait_v3
-    nvmlGetExcludedDeviceInfoByIndex
-    nvmlGetVgpuCompatibility
-    nvmlGetVgpuDriverCapabilities
-    nvmlGetVgpuVersion
-    nvmlGpmMetricsGet
-    nvmlGpmMigSampleGet
-    nvmlGpmQueryDeviceSupport
-    nvmlGpmQueryIfStreamingEnabled
-    nvmlGpmSampleAlloc
-    nvmlGpmSampleFree
-    nvmlGpmSampleGet
-    nvmlGpmSetStreamingEnabled
-    nvmlGpuInstanceCreateComputeInstance
-    nvmlGpuInstanceCreateComputeInstanceWithPlacement
-    nvmlGpuInstanceDestroy
-    nvmlGpuInstanceGetActiveVgpus
-    nvmlGpuInstanceGetComputeInstancePossiblePlacements
-    nvmlGpuInstanceGetComputeInstanceProfileInfoV
-    nvmlGpuInstanceGetComputeInstanceRemainingCapacity
-    nvmlGpuInstanceGetComputeInstances
-    nvmlGpuInstanceGetCreatableVgpus
-    nvmlGpuInstanceGetVgpuHeterogeneousMode
-    nvmlGpuInstanceGetVgpuSchedulerLog
-    nvmlGpuInstanceGetVgpuSchedulerLog_v2
-    nvmlGpuInstanceGetVgpuSchedulerState
-    nvmlGpuInstanceGetVgpuSchedulerState_v2
-    nvmlGpuInstanceGetVgpuTypeCreatablePlacements
-    nvmlGpuInstanceSetVgpuHeterogeneousMode
-    nvmlGpuInstanceSetVgpuSchedulerState
-    nvmlGpuInstanceSetVgpuSchedulerState_v2
-    nvmlSetVgpuVersion
-    nvmlSystemEventSetCreate
-    nvmlSystemEventSetFree
-    nvmlSystemEventSetWait
-    nvmlSystemGetCPER_v1
-    nvmlSystemGetConfComputeKeyRotationThresholdInfo
-    nvmlSystemGetDriverBranch
-    nvmlSystemGetHicVersion
-    nvmlSystemGetNvlinkBwMode
-    nvmlSystemGetProcessName
-    nvmlSystemGetTopologyGpuSet
-    nvmlSystemRegisterEvents
-    nvmlSystemSetConfComputeGpusReadyState
-    nvmlSystemSetConfComputeKeyRotationThresholdInfo
-    nvmlSystemSetNvlinkBwMode
-    nvmlUnitGetDevices
-    nvmlUnitGetFanSpeedInfo
-    nvmlUnitGetHandleByIndex
-    nvmlUnitGetLedState
-    nvmlUnitGetPsuInfo
-    nvmlUnitGetTemperature
-    nvmlUnitGetUnitInfo
-    nvmlUnitSetLedState
-    nvmlVgpuInstanceClearAccountingPids
-    nvmlVgpuInstanceGetAccountingMode
-    nvmlVgpuInstanceGetAccountingPids
-    nvmlVgpuInstanceGetAccountingStats
-    nvmlVgpuInstanceGetEccMode
-    nvmlVgpuInstanceGetEncoderCapacity
-    nvmlVgpuInstanceGetEncoderSessions
-    nvmlVgpuInstanceGetEncoderStats
-    nvmlVgpuInstanceGetFBCSessions
-    nvmlVgpuInstanceGetFBCStats
-    nvmlVgpuInstanceGetFbUsage
-    nvmlVgpuInstanceGetFrameRateLimit
-    nvmlVgpuInstanceGetGpuInstanceId
-    nvmlVgpuInstanceGetGpuPciId
-    nvmlVgpuInstanceGetLicenseInfo
-    nvmlVgpuInstanceGetLicenseInfo_v2
-    nvmlVgpuInstanceGetLicenseStatus
-    nvmlVgpuInstanceGetMdevUUID
-    nvmlVgpuInstanceGetMetadata
-    nvmlVgpuInstanceGetPlacementId
-    nvmlVgpuInstanceGetRuntimeStateSize
-    nvmlVgpuInstanceGetType
-    nvmlVgpuInstanceGetUUID
-    nvmlVgpuInstanceGetVmDriverVersion
-    nvmlVgpuInstanceGetVmID
-    nvmlVgpuInstanceSetEncoderCapacity
-    nvmlVgpuTypeGetBAR1Info
-    nvmlVgpuTypeGetCapabilities
-    nvmlVgpuTypeGetClass
-    nvmlVgpuTypeGetDeviceID
-    nvmlVgpuTypeGetFbReservation
-    nvmlVgpuTypeGetFrameRateLimit
-    nvmlVgpuTypeGetFramebufferSize
-    nvmlVgpuTypeGetGpuInstanceProfileId
-    nvmlVgpuTypeGetGspHeapSize
-    nvmlVgpuTypeGetLicense
-    nvmlVgpuTypeGetMaxInstances
-    nvmlVgpuTypeGetMaxInstancesPerGpuInstance
-    nvmlVgpuTypeGetMaxInstancesPerVm
-    nvmlVgpuTypeGetName
-    nvmlVgpuTypeGetNumDisplayHeads
-    nvmlVgpuTypeGetResolution
+    nvmlEventSetRegisterGpuOperationalEvents_v1 nvmlEventSetWait nvmlEventSetWait_v2
+    nvmlEventSetWait_v3 nvmlGetExcludedDeviceInfoByIndex nvmlGetVgpuCompatibility
+    nvmlGetVgpuDriverCapabilities nvmlGetVgpuVersion nvmlGpmMetricsGet nvmlGpmMigSampleGet
+    nvmlGpmQueryDeviceSupport nvmlGpmQueryIfStreamingEnabled nvmlGpmSampleAlloc nvmlGpmSampleFree
+    nvmlGpmSampleGet nvmlGpmSetStreamingEnabled nvmlGpuInstanceCreateComputeInstance
+    nvmlGpuInstanceCreateComputeInstanceWithPlacement nvmlGpuInstanceDestroy
+    nvmlGpuInstanceGetActiveVgpus nvmlGpuInstanceGetComputeInstancePossiblePlacements
+    nvmlGpuInstanceGetComputeInstanceProfileInfoV nvmlGpuInstanceGetComputeInstanceRemainingCapacity
+    nvmlGpuInstanceGetComputeInstances nvmlGpuInstanceGetCreatableVgpus
+    nvmlGpuInstanceGetVgpuHeterogeneousMode nvmlGpuInstanceGetVgpuSchedulerLog
+    nvmlGpuInstanceGetVgpuSchedulerLog_v2 nvmlGpuInstanceGetVgpuSchedulerState
+    nvmlGpuInstanceGetVgpuSchedulerState_v2 nvmlGpuInstanceGetVgpuTypeCreatablePlacements
+    nvmlGpuInstanceSetVgpuHeterogeneousMode nvmlGpuInstanceSetVgpuSchedulerState
+    nvmlGpuInstanceSetVgpuSchedulerState_v2 nvmlSetVgpuVersion nvmlSystemEventSetCreate
+    nvmlSystemEventSetFree nvmlSystemEventSetWait nvmlSystemGetCPER_v1
+    nvmlSystemGetConfComputeKeyRotationThresholdInfo nvmlSystemGetDriverBranch
+    nvmlSystemGetHicVersion nvmlSystemGetNvlinkBwMode nvmlSystemGetProcessName
+    nvmlSystemGetTopologyGpuSet nvmlSystemRegisterEvents nvmlSystemSetConfComputeGpusReadyState
+    nvmlSystemSetConfComputeKeyRotationThresholdInfo nvmlSystemSetNvlinkBwMode nvmlUnitGetDevices
+    nvmlUnitGetFanSpeedInfo nvmlUnitGetHandleByIndex nvmlUnitGetLedState nvmlUnitGetPsuInfo
+    nvmlUnitGetTemperature nvmlUnitGetUnitInfo nvmlUnitSetLedState
+    nvmlVgpuInstanceClearAccountingPids nvmlVgpuInstanceGetAccountingMode
+    nvmlVgpuInstanceGetAccountingPids nvmlVgpuInstanceGetAccountingStats nvmlVgpuInstanceGetEccMode
+    nvmlVgpuInstanceGetEncoderCapacity nvmlVgpuInstanceGetEncoderSessions
+    nvmlVgpuInstanceGetEncoderStats nvmlVgpuInstanceGetFBCSessions nvmlVgpuInstanceGetFBCStats
+    nvmlVgpuInstanceGetFbUsage nvmlVgpuInstanceGetFrameRateLimit nvmlVgpuInstanceGetGpuInstanceId
+    nvmlVgpuInstanceGetGpuPciId nvmlVgpuInstanceGetLicenseInfo nvmlVgpuInstanceGetLicenseInfo_v2
+    nvmlVgpuInstanceGetLicenseStatus nvmlVgpuInstanceGetMdevUUID nvmlVgpuInstanceGetMetadata
+    nvmlVgpuInstanceGetPlacementId nvmlVgpuInstanceGetRuntimeStateSize nvmlVgpuInstanceGetType
+    nvmlVgpuInstanceGetUUID nvmlVgpuInstanceGetVmDriverVersion nvmlVgpuInstanceGetVmID
+    nvmlVgpuInstanceSetEncoderCapacity nvmlVgpuTypeGetBAR1Info nvmlVgpuTypeGetCapabilities
+    nvmlVgpuTypeGetClass nvmlVgpuTypeGetDeviceID nvmlVgpuTypeGetFbReservation
+    nvmlVgpuTypeGetFrameRateLimit nvmlVgpuTypeGetFramebufferSize nvmlVgpuTypeGetGpuInstanceProfileId
+    nvmlVgpuTypeGetGspHeapSize nvmlVgpuTypeGetLicense nvmlVgpuTypeGetMaxInstances
+    nvmlVgpuTypeGetMaxInstancesPerGpuInstance nvmlVgpuTypeGetMaxInstancesPerVm nvmlVgpuTypeGetName
+    nvmlVgpuTypeGetNumDisplayHeads nvmlVgpuTypeGetResolution
 }

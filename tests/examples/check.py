@@ -1,0 +1,151 @@
+"""Parts of tests/examples/run.sh: check.py COMMAND ARGUMENTS…"""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import hcl2
+import jsonschema
+import yaml
+
+DAEMONSET = "cloud-init/daemonset/daemonset.yaml"
+REPOSITORY = "registry.example.com/tools/gpu-bootstrap"
+
+
+def old_packer(path):
+    """Removes blocks that the old Packer does not support, after their syntax was checked."""
+    path = pathlib.Path(path)
+    text = path.read_text(encoding="utf-8")
+    hcl2.loads(text)
+    text, plugins = re.subn(r"^packer \{\n.*?^\}\n", "", text, flags=re.DOTALL | re.MULTILINE)
+    text, checks = re.subn(r"^  validation \{\n.*?^  \}\n", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert (plugins, checks) == (1, 2), (plugins, checks)
+    path.write_text(text, encoding="utf-8")
+
+
+def nomad(path):
+    job = json.dumps(hcl2.loads(pathlib.Path(path).read_text(encoding="utf-8")))
+    for needed in ("job", "group", "task", "driver", "device", "nvidia/gpu"):
+        assert f'"{needed}"' in job or needed in job, needed
+
+
+class Schema:
+    """The API schema of Kubernetes, as JSON schemas that reject unknown fields."""
+
+    def __init__(self, directory):
+        swagger = json.loads((pathlib.Path(directory) / "api/openapi-spec/swagger.json").read_text(encoding="utf-8"))
+        self.definitions = {name: self.strict(one) for name, one in swagger["definitions"].items()}
+        self.kinds = {}
+        for name, one in swagger["definitions"].items():
+            for kind in one.get("x-kubernetes-group-version-kind", []):
+                group = f"{kind['group']}/" if kind["group"] else ""
+                self.kinds[f"{group}{kind['version']}", kind["kind"]] = name
+        quantity = "io.k8s.apimachinery.pkg.api.resource.Quantity"
+        self.definitions[quantity] = {"type": ["string", "number"]}
+
+    def strict(self, one):
+        if isinstance(one, list):
+            return [self.strict(part) for part in one]
+        if not isinstance(one, dict):
+            return one
+        if one.get("format") == "int-or-string":
+            return {"type": ["string", "integer"]}
+        result = {key: self.strict(value) for key, value in one.items()}
+        if isinstance(one.get("properties"), dict) and one.get("type") == "object":
+            result["additionalProperties"] = False
+        return result
+
+    def check(self, item):
+        name = self.kinds[item["apiVersion"], item["kind"]]
+        schema = {"$ref": f"#/definitions/{name}", "definitions": self.definitions}
+        jsonschema.Draft7Validator(schema).validate(item)
+
+
+def helm(path, *options):
+    return subprocess.run(["helm", "template", "gpu-bootstrap", path, *options], capture_output=True, text=True, check=False)
+
+
+def by_kind(text):
+    items = [one for one in yaml.safe_load_all(text) if one]
+    result = {one["kind"]: one for one in items}
+    assert len(items) == len(result), [one["kind"] for one in items]
+    return result
+
+
+def chart(path, digest, module):
+    # With the default values, the chart has the objects of the manifest.
+    image = f"image.repository={REPOSITORY}"
+    same = ["--namespace", "gpu-bootstrap", "--set", "createNamespace=true"]
+    manifest = pathlib.Path(DAEMONSET).read_text(encoding="utf-8")
+    manifest = manifest.replace("@REGISTRY@/gpu-bootstrap@sha256:@DIGEST@", f"{REPOSITORY}@{digest}")
+    assert "@" not in manifest.replace(f"@{digest}", "").split("\napiVersion", 1)[1]
+    expected = by_kind(manifest)
+    default = helm(path, "--set", image, *same)
+    assert default.returncode == 0, default.stderr
+    assert by_kind(default.stdout) == expected, default.stdout
+
+    schema = Schema(json.loads(pathlib.Path(module).read_text(encoding="utf-8"))["Dir"])
+    for one in expected.values():
+        schema.check(one)
+    # The check rejects unknown fields.
+    wrong = json.loads(json.dumps(expected["DaemonSet"]))
+    wrong["spec"]["template"]["spec"]["unknown"] = True
+    try:
+        schema.check(wrong)
+    except jsonschema.ValidationError:
+        pass
+    else:
+        raise AssertionError("an unknown field was accepted")
+
+    # Other values, in another namespace.
+    settings = '[cluster]\njoin = "managed"\nkubeconfig-file = "/etc/gpu-bootstrap/cluster.kubeconfig"\n'
+    values = {
+        "image": {"repository": "registry.example.com:5000/gpu-bootstrap"},
+        "imagePullSecrets": [{"name": "registry"}],
+        "settings": settings,
+        "nodeSelector": {"cloud.google.com/gke-nodepool": "gpu"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "resources": {"limits": {"memory": "1Gi"}},
+        "podAnnotations": {"example.com/owner": "team"},
+        "maxUnavailable": "25%",
+    }
+    file = pathlib.Path(path).with_name("values.json")
+    file.write_text(json.dumps(values), encoding="utf-8")
+    other = helm(path, "--namespace", "gpu", "--values", str(file))
+    assert other.returncode == 0, other.stderr
+    items = by_kind(other.stdout)
+    assert set(items) == set(expected) - {"Namespace"}
+    for one in items.values():
+        schema.check(one)
+        assert one["metadata"].get("namespace", "gpu") == "gpu", one
+    assert items["ClusterRoleBinding"]["subjects"][0]["namespace"] == "gpu"
+    policy = json.dumps(items["ValidatingAdmissionPolicy"])
+    assert "system:serviceaccount:gpu:gpu-bootstrap" in policy and "serviceaccount:gpu-bootstrap:" not in policy
+    assert items["ConfigMap"]["data"] == {"50-daemonset.toml": settings}
+    daemonset = items["DaemonSet"]["spec"]
+    assert daemonset["updateStrategy"]["rollingUpdate"]["maxUnavailable"] == "25%"
+    pod = daemonset["template"]["spec"]
+    for name in ("imagePullSecrets", "nodeSelector", "tolerations"):
+        assert pod[name] == values[name], name
+    assert pod["containers"][0]["image"] == f"{values['image']['repository']}@{digest}"
+    assert pod["containers"][0]["resources"] == values["resources"]
+    annotations = daemonset["template"]["metadata"]["annotations"]
+    assert set(annotations) == {"example.com/owner", "checksum/settings"}, annotations
+
+    for wrong, message in [
+        ([], "image.repository"),
+        (["--set", "image.repository=Registry.example.com/a:latest"], "image.repository"),
+        (["--set", image, "--set", "image.digest=latest"], "image.digest"),
+        (["--set", image, "--set", "settings=gpu"], "settings"),
+        (["--set", image, "--set", "nodeSelectors.pool=gpu"], "nodeSelectors"),
+        (["--set", image, "--set", "maxUnavailable=0"], "maxUnavailable"),
+    ]:
+        refused = helm(path, *wrong)
+        assert refused.returncode != 0, wrong
+        # Helm before 3.18 writes `image.repository`, newer versions `/image/repository`.
+        assert message.split(".")[-1] in refused.stderr, refused.stderr
+
+
+{"old-packer": old_packer, "nomad": nomad, "chart": chart}[sys.argv[1]](*sys.argv[2:])

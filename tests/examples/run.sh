@@ -1,0 +1,154 @@
+#!/bin/sh
+# Tests the files in examples/, the Helm chart, the container image and the workflows with the programs that read them:
+# tests/examples/run.sh.
+#
+# ansible-lint and ansible-playbook read the role, OpenTofu the Terraform module and its tests, Packer the template, slurmd its
+# configuration, ShellCheck the script, Helm the chart, crane the image, and actionlint and zizmor the workflows. The objects of the
+# chart are compared with the manifest, and with the API schema of Kubernetes. For Nomad, only the HCL syntax is tested: no package
+# registry has its validator.
+#
+# Requires Debian or Ubuntu, Python 3.11 to 3.13 with venv, and Go 1.21 or newer. The tools are installed in target/examples, in
+# fixed versions: from PyPI (requirements.txt), as Go modules, which Go verifies with its checksum database, and from Debian. Only
+# slurmd has the version of this distribution. If a tool cannot be installed, the test fails.
+set -eu
+cd "$(dirname "$0")/../.."
+tools=target/examples
+mkdir -p "$tools"
+tools=$(cd "$tools" && pwd)
+packer=packer_1.6.6+ds2-1+b1_amd64.deb
+packer_sha256=7b690f62b30ba76e14769c4d40a2b883e1be6807c95f7fca22190c6f319c18c5
+
+if ! cmp -s tests/examples/run.sh "$tools/run.sh" || ! cmp -s tests/examples/requirements.txt "$tools/requirements.txt"; then
+    rm -rf "$tools"
+    mkdir -p "$tools/download"
+    python3 -m venv "$tools/python"
+    "$tools/python/bin/pip" install --quiet --disable-pip-version-check --require-hashes --only-binary :all: \
+        -r tests/examples/requirements.txt
+    for module in \
+        helm.sh/helm/v3/cmd/helm@v3.22.0 \
+        github.com/opentofu/opentofu/cmd/tofu@v1.12.6 \
+        github.com/google/go-containerregistry/cmd/crane@v0.22.1 \
+        github.com/rhysd/actionlint/cmd/actionlint@v1.7.12; do
+        (cd / && CGO_ENABLED=0 GOBIN="$tools/bin" go install -trimpath "$module")
+    done
+    (
+        cd "$tools/download"
+        curl -fsSLO "http://deb.debian.org/debian/pool/main/p/packer/$packer"
+        echo "$packer_sha256  $packer" | sha256sum --check --quiet
+        # Only unpack these packages, because slurmd starts when it is installed.
+        apt-get -q download slurmd slurm-wlm-basic-plugins libhwloc15
+        for package in *.deb; do
+            dpkg-deb -x "$package" "$tools/root"
+        done
+    )
+    cp tests/examples/run.sh tests/examples/requirements.txt "$tools"
+fi
+PATH=$tools/bin:$tools/python/bin:$tools/root/usr/bin:$PATH
+export PATH
+
+work=$(mktemp -d)
+registry=
+trap '[ -z "$registry" ] || kill "$registry"; rm -rf "$work"' EXIT
+cp -r examples charts cloud-init .github "$work"
+export ANSIBLE_HOME="$work/ansible" CHECKPOINT_DISABLE=1 DOCKER_CONFIG="$work/docker" PACKER_CONFIG_DIR="$work"
+step() { echo "== $1"; }
+
+step "Ansible"
+(
+    cd "$work/examples/ansible"
+    ansible-lint --offline --strict --profile production
+    ansible-playbook --syntax-check --inventory localhost, playbook.yml
+)
+
+step "Terraform"
+(
+    cd "$work/examples/terraform"
+    tofu fmt -check -diff
+    tofu init -backend=false
+    tofu validate
+    tofu test
+)
+
+step "Packer"
+packer fmt -check -diff "$work/examples/packer"
+# This version of Packer does not support `required_plugins` and evaluates `can` incorrectly.
+python3 tests/examples/check.py old-packer "$work/examples/packer/gpu-node.pkr.hcl"
+(
+    cd "$work/examples/packer"
+    packer validate -var region=us-east-1 -var source_ami=ami-0123456789abcdef0 -var url=https://files.example.com/gpu-bootstrap \
+        -var sha256="$(printf '%064d' 0)" .
+)
+
+step "Nomad"
+python3 tests/examples/check.py nomad examples/nomad/gpu.nomad.hcl
+
+step "Slurm"
+shellcheck examples/slurm/slurm-join
+plugins=$(dirname "$(find "$tools/root" -name gres_gpu.so)")
+slurmd=$(find "$tools/root/usr/sbin" -name 'slurmd*' -type f)
+# The lines that docs/slurm.md describes, and those that a test without a controller needs.
+cat >"$work/examples/slurm/slurm.conf" <<END
+ClusterName=test
+SlurmctldHost=$(hostname -s)
+SlurmUser=$(id -un)
+AuthType=auth/none
+CredType=cred/none
+PluginDir=$plugins
+SlurmdSpoolDir=$work
+StateSaveLocation=$work
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/cgroup
+GresTypes=gpu
+NodeName=$(hostname -s) Gres=gpu:8 State=DRAIN
+PartitionName=gpu Nodes=ALL Default=YES
+END
+read_by_slurm() {
+    LD_LIBRARY_PATH="$plugins:$(dirname "$plugins")" "$slurmd" -f "$work/examples/slurm/slurm.conf" -G
+}
+read_by_slurm
+# slurmd reads both files: an unknown key is an error.
+for file in gres cgroup; do
+    cp "$work/examples/slurm/$file.conf" "$work/saved"
+    echo Unknown=1 >>"$work/examples/slurm/$file.conf"
+    if read_by_slurm 2>"$work/error"; then
+        echo "slurmd accepted an unknown key in $file.conf" >&2
+        exit 1
+    fi
+    grep Unknown "$work/error"
+    mv "$work/saved" "$work/examples/slurm/$file.conf"
+done
+
+step "Image"
+mkdir "$work/amd64" "$work/arm64"
+echo amd64 >"$work/amd64/gpu-bootstrap"
+echo arm64 >"$work/arm64/gpu-bootstrap"
+export SOURCE_DATE_EPOCH=1700000000
+digest=$(python3 release/image.py 1.2.3 test "$work/image.tar" "x86_64=$work/amd64" "aarch64=$work/arm64")
+mkdir "$work/image"
+tar --extract --file "$work/image.tar" --directory "$work/image"
+crane registry serve --address 127.0.0.1:0 >"$work/registry" 2>&1 &
+registry=$!
+timeout 30 sh -c "until grep -q 'serving on port' '$work/registry'; do sleep 0.1; done"
+address=127.0.0.1:$(sed -n 's/.*serving on port \([0-9]*\).*/\1/p' "$work/registry")
+# As in .github/workflows/release.yml.
+crane push "$work/image" "$address/gpu-bootstrap:1.2.3"
+[ "$(crane digest "$address/gpu-bootstrap:1.2.3")" = "$digest" ]
+crane validate --remote "$address/gpu-bootstrap:1.2.3"
+for architecture in amd64 arm64; do
+    crane validate --remote "$address/gpu-bootstrap:1.2.3" --platform "linux/$architecture"
+    crane export --platform "linux/$architecture" "$address/gpu-bootstrap:1.2.3" - | tar --extract --to-stdout opt/gpu-bootstrap |
+        cmp - "$work/$architecture/gpu-bootstrap"
+done
+
+step "Chart"
+release/chart.sh 1.2.3 "$digest" "$work/chart.tgz"
+helm lint --strict --set image.repository=registry.example.com/gpu-bootstrap "$work/chart.tgz"
+version=$(sed -n 's/^.*k8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' tests/vm/kubernetes/go.mod | head -n 1)
+(cd / && go mod download -json "k8s.io/kubernetes@$version") >"$work/kubernetes.json"
+python3 tests/examples/check.py chart "$work/chart.tgz" "$digest" "$work/kubernetes.json"
+
+step "Workflows"
+actionlint -shellcheck "$(command -v shellcheck)" .github/workflows/*.yml
+zizmor --offline --no-progress .github
+
+echo "== passed"

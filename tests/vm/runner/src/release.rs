@@ -1,0 +1,57 @@
+//! The packages of a release, built from the program of this run with the packaging files of the release, in two versions. The
+//! files in the packages are the same; only the version differs.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::assets::PRODUCT;
+use crate::bed::Bed;
+use crate::sh::Cmd;
+
+const PACK: &str = include_str!("../files/release-packages.sh");
+
+/// The installed version, and the version of the upgrade.
+const VERSIONS: [&str; 2] = ["0.0.1", "99.0.0"];
+
+/// The directory of the packages in a machine.
+const INSIDE: &str = "/usr/lib/testbed/packages";
+
+/// The names of the packages, in the order of [`VERSIONS`].
+fn names(rpm: bool) -> [String; 2] {
+    VERSIONS.map(|version| match rpm {
+        true => format!("gpu-bootstrap-{version}-1.x86_64.rpm"),
+        false => format!("gpu-bootstrap_{version}_amd64.deb"),
+    })
+}
+
+/// Builds the directory of the packages.
+pub fn build(bed: &Bed) -> Result<PathBuf> {
+    let directory = bed.programs.join("packages");
+    let program = bed.programs.join(PRODUCT);
+    let paths = [&bed.repo, &program, &directory];
+    let mut argv = ["/bin/sh", "-c", PACK, "sh"].map(String::from).to_vec();
+    argv.extend(paths.map(|path| path.to_string_lossy().into_owned()));
+    argv.extend(VERSIONS.map(String::from));
+    Cmd::new(argv)
+        .deadline(Duration::from_secs(900))
+        .ok()
+        .context("cannot build the release packages")?;
+    Ok(directory)
+}
+
+/// The packages of a machine: files on the host, and their paths in the machine.
+pub fn files(directory: &Path, rpm: bool) -> [(PathBuf, String); 2] {
+    names(rpm).map(|name| (directory.join(&name), format!("{INSIDE}/{name}")))
+}
+
+/// Template values: the paths of the packages in a machine.
+pub fn values(rpm: bool) -> BTreeMap<String, String> {
+    let [package, upgrade] = names(rpm).map(|name| format!("{INSIDE}/{name}"));
+    BTreeMap::from([
+        ("release-package".to_owned(), package),
+        ("release-upgrade".to_owned(), upgrade),
+    ])
+}
