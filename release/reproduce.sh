@@ -2,10 +2,19 @@
 # Builds this commit again, in a fresh clone at another path, and compares the checksums: release/reproduce.sh SHA256SUMS
 # ARCHITECTURE… If SHA256SUMS also lists files of other architectures, they are not compared, and neither are files that depend on
 # all architectures: install.sh, the image, and the chart and the build information, which contain the digest of the image.
+# The .buildinfo file next to SHA256SUMS contains the URL of the release, which is part of the binary.
 set -eu
 expected=$(realpath -e -- "$1")
 shift
 cd "$(dirname "$0")/.."
+info=$(sed -n 's/^[0-9a-f]*  \(.*\.buildinfo\)$/\1/p' "$expected")
+info=$(dirname "$expected")/$info
+if [ ! -f "$info" ]; then
+    echo "reproduce.sh: $info is missing, which contains the URL of the release" >&2
+    exit 1
+fi
+RELEASE_URL=$(sed -n 's/^Release-Url: //p' "$info")
+export RELEASE_URL
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 git clone --quiet --no-hardlinks . "$work/gpu-bootstrap"

@@ -10,7 +10,7 @@ use std::{
 };
 
 use gpu_bootstrap::{
-    cli::forms::{self, Form, FormValue, ValueKind},
+    cli::forms::{self, Form, FormValue, GpuPods, ValueKind},
     config::desired::{ClusterSpec, JoinMethod},
     error::Report as _,
     joins::nodeadm,
@@ -558,6 +558,31 @@ fn aks_agent_file_is_json_for_the_command() {
         panic!("the join method is not a command");
     };
     assert_eq!(command.last(), Some(&name));
+}
+
+/// The page for machines with a login uses the files of the example.
+#[test]
+fn slurm_files_are_those_of_the_example() {
+    let path = "slurm/user-data.yaml";
+    let (name, join) = (written(path).into_iter())
+        .find(|(name, _)| !name.ends_with(".toml"))
+        .expect("the join script");
+    assert_eq!(
+        join["content"].as_str(),
+        Some(&*text("../examples/slurm/slurm-join"))
+    );
+    let table = |text: &str| toml::from_str::<toml::Table>(text).expect("settings");
+    let settings = settings(path);
+    assert_eq!(
+        table(&settings),
+        table(&text("../examples/slurm/config.toml"))
+    );
+    let spec = resolved(ubuntu(), &settings);
+    let Some(JoinMethod::Command { command, .. }) = spec.expect("settings").map(|it| it.method)
+    else {
+        panic!("the join method is not a command");
+    };
+    assert_eq!(command, [name]);
 }
 
 #[test]
@@ -1169,7 +1194,8 @@ fn complete(name: &str) -> Vec<String> {
     if form.template.contains("@TOKEN@") {
         add("--token-file", "TOKEN".to_owned());
     }
-    for value in form.values.iter().filter(|value| value.insert.is_none()) {
+    let is_optional = |value: &FormValue| value.insert.is_some() || value.only_with.is_some();
+    for value in form.values.iter().filter(|value| !is_optional(value)) {
         add("--value", format!("{}={}", value.name, sample(value)));
     }
     options
@@ -1227,6 +1253,9 @@ fn template_is_printed_only_if_complete() {
             true => 0,
             false => 2,
         });
+        if missing.is_empty() {
+            continue;
+        }
         let (status, printed, said) = user_data_of(name, given);
         assert_eq!((status, &*printed), (Some(2), ""), "{name}: {said}");
         let count = format!("{} values are missing", missing.len() / 2);
@@ -1360,6 +1389,81 @@ fn a_registry_may_end_with_a_slash() {
     }
 }
 
+/// The script of the vendor is run only with its digest. The agent that it installs is neither started nor enabled.
+#[test]
+fn agent_script_is_verified_before_it_runs() {
+    for is_changed in [false, true] {
+        let directory = directory();
+        let script = directory.path().join("script");
+        let variables = "$INSTALL_K3S_VERSION $INSTALL_K3S_SKIP_ENABLE $INSTALL_K3S_EXEC $INSTALL_RKE2_VERSION $INSTALL_RKE2_TYPE";
+        fs::write(&script, format!("echo \"{variables}\" >\"$T/calls\"\n")).expect("written");
+        let digest = said(&run(&directory, r#"sha256sum "$T/script""#, false));
+        let digest = digest.split_whitespace().next().expect("a digest");
+        if is_changed {
+            fs::write(&script, "echo >\"$T/calls\"\n").expect("written");
+        }
+        program(&directory, "curl", r#"cp "$T/script" agent-install.sh"#);
+        let digest = format!("agent-sha256={digest}");
+        let all = complete("k3s");
+        let mut options = borrowed(&all);
+        for value in [
+            "agent-script=https://files.example.com/k3s-install.sh",
+            &*digest,
+            "agent-version=v1.35.2+k3s1",
+        ] {
+            options.extend(["--value", value]);
+        }
+        let (text, _) = printed("k3s", &options);
+        let user_data = &documents_of(&parts_of(&text), "k3s")[0];
+        let commands = user_data["runcmd"].as_array().expect("commands");
+        assert_eq!(commands.len(), 3);
+        let script = commands[0].as_str().expect("a script");
+        assert!(
+            script.contains("'https://files.example.com/k3s-install.sh'"),
+            "{script}"
+        );
+        let script = script.replace("cd /root\n", "cd \"$T\"\n");
+        let output = run(&directory, &script, false);
+        let calls = fs::read_to_string(directory.path().join("calls")).ok();
+        let expected = "v1.35.2+k3s1 true agent v1.35.2+k3s1 agent\n".to_owned();
+        assert_eq!(
+            calls,
+            (!is_changed).then_some(expected),
+            "{}",
+            said(&output)
+        );
+    }
+}
+
+#[test]
+fn values_of_the_agent_are_all_required_or_none() {
+    let all = complete("k3s");
+    let script = "agent-script=https://files.example.com/k3s-install.sh";
+    let (status, printed, said) =
+        user_data_of("k3s", &[&borrowed(&all)[..], &["--value", script]].concat());
+    assert_eq!((status, &*printed), (Some(2), ""), "{said}");
+    assert!(said.contains("2 values are missing"), "{said}");
+    assert!(
+        said.contains("--value agent-sha256=DIGEST --value agent-version="),
+        "{said}"
+    );
+    let version = "agent-version=v1.35.2+k3s1";
+    let (status, printed, said) = user_data_of(
+        "k3s",
+        &[&borrowed(&all)[..], &["--value", version]].concat(),
+    );
+    assert_eq!((status, &*printed), (Some(2), ""), "{said}");
+    assert!(said.contains("only with `--value agent-script`"), "{said}");
+    for version in ["1.35.2+k3s1", "v1.35.2", "v1.35.12"] {
+        let version = format!("agent-version={version}");
+        let (_, _, said) = user_data_of("k3s", &["--value", &version]);
+        assert!(
+            said.contains("not a version of k3s or RKE2"),
+            "{version}: {said}"
+        );
+    }
+}
+
 /// EKS adds its own NodeConfig to the user data of a node group with an AMI type.
 #[test]
 fn node_group_template_is_eks_without_node_config() {
@@ -1403,7 +1507,6 @@ fn printed_user_data_is_ready_to_paste() {
             let is_of_other_provider = !form.providers.is_empty() && line.starts_with('#');
             assert!(line.contains('@') || is_of_other_provider, "{name}: {line}");
         }
-        let mut joins = false;
         if form.os.is_some() {
             let settings = settings_in(form, &whole);
             let machine = machine_of(form);
@@ -1418,28 +1521,36 @@ fn printed_user_data_is_ready_to_paste() {
             }
             let mut set = resolution.provenance.iter();
             assert!(set.any(|one| one.key == "driver.cuda"), "{name}");
-            joins = resolution.desired.cluster.is_some();
+            // A Slurm node has no pods.
+            let has_pods = resolution.desired.cluster.is_some() && name != "slurm";
+            assert_eq!(said.contains("helm upgrade"), has_pods, "{name}: {said}");
         }
-        assert_eq!(said.contains("helm upgrade"), joins, "{name}: {said}");
     }
 }
 
-/// The pod tests the GPUs of the nodes that have joined.
+/// The pod tests the GPUs of the nodes that have joined. Only the users of a form with a registry have an image of gpu-bootstrap.
 #[test]
 fn commands_after_a_join_print_a_pod() {
     for form in forms::all() {
         let (_, said) = printed(&form.name, &borrowed(&complete(&form.name)));
-        let Some((_, command)) = said.split_once("gpu-bootstrap user-data test-pod ") else {
-            assert!(form.gpu_pods.is_none(), "{}: {said}", form.name);
+        let Some(gpu_pods) = form.gpu_pods else {
+            assert!(!said.contains("kubectl"), "{}: {said}", form.name);
             continue;
         };
+        let pod = match form.values.iter().any(|value| value.name == "registry") {
+            true => "test-pod",
+            false => "nvidia-smi-pod",
+        };
+        let (_, command) = said
+            .split_once(&format!("gpu-bootstrap user-data {pod}"))
+            .unwrap_or_else(|| panic!("{}: {said}", form.name));
         let (options, _) = command.split_once(" | kubectl apply").expect("kubectl");
-        let options = options
-            .replace("=REGISTRY", "=registry.example.com/tools")
-            .replace("=DIGEST", &format!("={DIGEST}"));
         let options: Vec<&str> = options.split_whitespace().collect();
-        let (pod, _) = printed("test-pod", &options);
-        let has_class = said.contains("kind: RuntimeClass");
+        let (pod, _) = printed(pod, &options);
+        let has_class = gpu_pods != GpuPods::DefaultRuntime;
+        // k3s and RKE2 have the class (k3s-io/docs, advanced.md).
+        let is_created = has_class && form.name != "k3s";
+        assert_eq!(said.contains("kind: RuntimeClass"), is_created, "{said}");
         assert_eq!(
             pod.contains("\n  runtimeClassName: nvidia\n"),
             has_class,
@@ -1450,6 +1561,30 @@ fn commands_after_a_join_print_a_pod() {
             has_class,
             "{said}"
         );
+    }
+}
+
+/// The documentation contains a shorter pod, for a machine with only `kubectl`.
+#[test]
+fn documented_pod_matches_the_form() {
+    let docs = text("../docs/cloud-init.md");
+    let (_, pod) = docs.split_once("<<'END'\n").expect("the pod");
+    let (pod, _) = pod.split_once("   END\n").expect("its end");
+    let pod: String = pod
+        .lines()
+        .map(|line| format!("{}\n", &line[3..]))
+        .collect();
+    let documented = &documents_of(&[pod], "docs/cloud-init.md")[0];
+    let (printed, _) = printed("nvidia-smi-pod", &["--value", "runtime-class=nvidia"]);
+    let printed = &documents_of(&[printed], "nvidia-smi-pod")[0];
+    assert_eq!(documented["metadata"], printed["metadata"]);
+    let (documented, printed) = (&documented["spec"], &printed["spec"]);
+    for key in ["restartPolicy", "runtimeClassName", "tolerations"] {
+        assert_eq!(documented[key], printed[key], "{key}");
+    }
+    for key in ["name", "image", "command", "resources"] {
+        let value = |pod: &Value| pod["containers"][0][key].clone();
+        assert_eq!(value(documented), value(printed), "{key}");
     }
 }
 

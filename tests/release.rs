@@ -10,6 +10,7 @@ use std::{
 
 use camino::Utf8Path;
 use gpu_bootstrap::{
+    cli::forms,
     host::digest::sha256,
     journal::{AppliedChange, Record, fold, parse},
 };
@@ -49,6 +50,7 @@ fn checksums(directory: &Path, key: Option<&str>) -> Option<String> {
     let release = directory.join("release");
     fs::create_dir_all(&bin).expect("created");
     fs::create_dir_all(&release).expect("created");
+    fs::write(release.join("gpu-bootstrap-1-linux-x86_64"), "binary").expect("written");
     let archive = release.join("gpu-bootstrap-1-linux-x86_64.tar.gz");
     fs::write(archive, "archive").expect("written");
     let minisign = bin.join("minisign");
@@ -100,8 +102,16 @@ fn checksums_include_the_installer() {
         .filter_map(|line| line.split_once("  "))
         .map(|(_, name)| name)
         .collect();
-    assert_eq!(names, ["gpu-bootstrap-1-linux-x86_64.tar.gz", "install.sh"]);
-    let archive = sums.lines().next().expect("a line");
+    assert_eq!(
+        names,
+        [
+            "gpu-bootstrap-1-linux-x86_64",
+            "gpu-bootstrap-1-linux-x86_64.tar.gz",
+            "install.sh"
+        ]
+    );
+    // The installer unpacks the archive.
+    let archive = sums.lines().nth(1).expect("a line");
     assert!(read("install.sh").contains(&format!("sums='{archive}'\n")));
     let verified = Command::new("sha256sum")
         .args(["--check", "--quiet", "SHA256SUMS"])
@@ -109,6 +119,98 @@ fn checksums_include_the_installer() {
         .status()
         .expect("sha256sum");
     assert!(verified.success());
+}
+
+/// The lines of a template that are not comments.
+fn without_comments(text: &str) -> String {
+    let lines = text.split_inclusive('\n');
+    lines
+        .filter(|line| !line.trim_start().starts_with('#'))
+        .collect()
+}
+
+#[test]
+fn templates_of_a_release_contain_url_and_digest() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = directory.path().join("program");
+    fs::write(&program, "the program\n").expect("written");
+    // `printf 'the program\n' | sha256sum`
+    let digest = "221dd9a75970db077b86f8a4b7a3ea9645dad8c532e27f8cae0fbd940674fa0f";
+    let url = "https://example.com/v1/gpu-bootstrap-1-linux-x86_64";
+    for (release_url, is_filled) in [(url, true), ("", false)] {
+        let mut count = 0;
+        for form in forms::all() {
+            let file = Path::new(&form.path).file_name().expect("a name");
+            let copy = directory.path().join("templates").join(file);
+            fs::create_dir_all(copy.parent().expect("a parent")).expect("created");
+            fs::write(&copy, form.template).expect("written");
+            let done = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/release/templates.sh"))
+                .arg(&program)
+                .arg(directory.path().join("templates"))
+                .env("GPU_BOOTSTRAP_RELEASE_URL", release_url)
+                .output()
+                .expect("sh");
+            assert!(done.status.success(), "{done:?}");
+            let text = fs::read_to_string(&copy).expect("the template");
+            if !is_filled || !form.values.iter().any(|value| value.name == "address") {
+                assert_eq!(text, form.template, "{}", form.name);
+                continue;
+            }
+            count += 1;
+            let expected = without_comments(form.template)
+                .replace("@ADDRESS@", url)
+                .replace("@SHA-256@", digest);
+            assert!(expected.contains(url) && expected.contains(digest));
+            assert_eq!(without_comments(&text), expected, "{}", form.name);
+        }
+        assert_eq!(count > 5, is_filled);
+    }
+}
+
+/// The URL of the release is part of the binary, so a rebuild needs it.
+#[test]
+fn rebuild_has_the_url_of_the_release() {
+    let repository = Repository::new();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/release/reproduce.sh");
+    fs::copy(script, repository.0.path().join("release/reproduce.sh")).expect("copied");
+    let build = "#!/bin/sh\nmkdir -p target/release-files\n\
+                 echo \"00 $RELEASE_URL\" >target/release-files/SHA256SUMS\n";
+    repository.put("release/build.sh", build);
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(repository.0.path().join("release/build.sh"), mode).expect("executable");
+    repository.commit();
+    let files = tempfile::tempdir().expect("a directory");
+    let sums = files.path().join("SHA256SUMS");
+    let rebuild = || {
+        let done = Command::new(repository.0.path().join("release/reproduce.sh"))
+            .arg(&sums)
+            .env("RELEASE_URL", "https://example.com/other")
+            .output()
+            .expect("sh");
+        let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+        (done.status.success(), text(done.stdout), text(done.stderr))
+    };
+    fs::write(&sums, "00  x\n11  gpu-bootstrap-1.buildinfo\n").expect("written");
+    let (is_equal, _, error) = rebuild();
+    assert!(!is_equal, "{error}");
+    assert!(
+        error.contains("gpu-bootstrap-1.buildinfo is missing"),
+        "{error}"
+    );
+    for (line, url) in [
+        (
+            "Release-Url: https://example.com/v1\n",
+            "https://example.com/v1",
+        ),
+        ("", ""),
+    ] {
+        let info = format!("Version: 1\n{line}Compiler: rustc\n");
+        fs::write(files.path().join("gpu-bootstrap-1.buildinfo"), info).expect("written");
+        fs::write(&sums, format!("00  {url}\n11  gpu-bootstrap-1.buildinfo\n")).expect("written");
+        let (is_equal, said, error) = rebuild();
+        assert!(is_equal, "{error}");
+        assert!(said.contains(&format!("equal: {url}\n")), "{said}");
+    }
 }
 
 /// A repository with one commit.

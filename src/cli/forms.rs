@@ -34,7 +34,7 @@ pub struct Form {
     /// The values that are not settings, in the order of messages.
     #[serde(skip)]
     pub values: Vec<FormValue>,
-    /// How pods get a GPU. `None` for a machine outside a cluster.
+    /// How pods get a GPU. `None` for a machine outside a Kubernetes cluster.
     pub gpu_pods: Option<GpuPods>,
     /// One of these providers must be given, unless the list is empty.
     #[serde(default, rename = "provider")]
@@ -51,8 +51,10 @@ fn settings_file() -> String {
 pub enum GpuPods {
     /// The runtime `nvidia` is the default.
     DefaultRuntime,
-    /// Pods have a runtime class.
+    /// Pods have a runtime class, which users create.
     RuntimeClass,
+    /// Pods have a runtime class, which the cluster creates.
+    OwnRuntimeClass,
 }
 
 /// A provider of the nodes. The template has comments for each.
@@ -86,6 +88,8 @@ pub struct FormValue {
     pub printed_by: Option<String>,
     /// The template has no placeholder for this optional value.
     pub insert: Option<Insertion>,
+    /// The optional value that inserts the placeholder of this value.
+    pub only_with: Option<String>,
     /// The cloud of an instance family.
     pub cloud: Option<String>,
 }
@@ -99,13 +103,13 @@ impl FormValue {
     }
 }
 
-/// The line that an optional value adds to the template.
+/// The lines that an optional value adds to the template.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Insertion {
     /// The line before it.
     pub after: String,
-    /// The line, with the placeholder.
+    /// The lines, with the placeholder.
     pub line: String,
 }
 

@@ -51,8 +51,12 @@ const RELEASE_URL: Option<&str> = option_env!("GPU_BOOTSTRAP_RELEASE_URL");
 const ADDRESS: &str = "@ADDRESS@";
 const SHA256: &str = "@SHA-256@";
 
-/// The form of the pod that requests a GPU.
+/// The forms of the pods that request a GPU: one with the image of gpu-bootstrap, one with a public image.
 const TEST_POD: &str = "test-pod";
+const NVIDIA_SMI_POD: &str = "nvidia-smi-pod";
+
+/// The value for the registry with the image of gpu-bootstrap.
+const REGISTRY: &str = "registry";
 
 /// Removes the MIME part with this content type.
 fn without_part(text: &str, content_type: &str) -> String {
@@ -294,6 +298,15 @@ fn checked_values(
     }
     errors.extend(check_family(matrix, form, &values).err());
     Failure::unless_none(errors)?;
+    for row in &form.values {
+        let Some(with) = row.only_with.as_deref() else {
+            continue;
+        };
+        if values.contains_key(&*row.name) && !values.contains_key(with) {
+            let message = format!("read `--value {}`: only with `--value {with}`", row.name);
+            return Err(usage(&message, "add this value, or omit the option"));
+        }
+    }
     Ok(values)
 }
 
@@ -351,7 +364,7 @@ fn complete(form: &Form, settings: &[(String, String)], text: &str) -> Result<()
     ))
 }
 
-/// The command that creates the runtime class. k3s, RKE2 and the GPU Operator also create it.
+/// The command that creates the runtime class. The GPU Operator also creates it.
 const CREATE_RUNTIME_CLASS: &str = "echo '{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: \
                                     nvidia}' | kubectl apply -f -";
 
@@ -360,24 +373,30 @@ const DEVICE_PLUGIN: &str = "helm upgrade -i nvdp nvidia-device-plugin --repo ht
                              --namespace nvidia-device-plugin --create-namespace --version 0.20.0";
 
 /// Returns the commands after the nodes have joined: the runtime class, the device plugin, and a pod that tests it. Empty for a
-/// machine outside a cluster.
+/// machine outside a Kubernetes cluster.
 fn next(form: &Form, provider: Option<&Provider>, values: &Values) -> Vec<String> {
     let mut plugin = DEVICE_PLUGIN.to_owned();
-    let mut pod = format!("gpu-bootstrap user-data {TEST_POD}");
+    // Without this value, the cluster may have no image of gpu-bootstrap.
+    let name = match values.contains_key(REGISTRY) {
+        true => TEST_POD,
+        false => NVIDIA_SMI_POD,
+    };
+    let mut pod = format!("gpu-bootstrap user-data {name}");
     let mut commands = Vec::new();
-    match form.gpu_pods {
-        None => return commands,
-        Some(GpuPods::DefaultRuntime) => {}
-        Some(GpuPods::RuntimeClass) => {
-            plugin += " --set runtimeClassName=nvidia";
-            pod += " --value runtime-class=nvidia";
-            commands.push(CREATE_RUNTIME_CLASS.to_owned());
-        }
+    let Some(gpu_pods) = form.gpu_pods else {
+        return commands;
+    };
+    if gpu_pods == GpuPods::RuntimeClass {
+        commands.push(CREATE_RUNTIME_CLASS.to_owned());
+    }
+    if gpu_pods != GpuPods::DefaultRuntime {
+        plugin += " --set runtimeClassName=nvidia";
+        pod += " --value runtime-class=nvidia";
     }
     if let Some(options) = provider.and_then(|one| one.device_plugin_options.as_ref()) {
         plugin += &format!(" {options}");
     }
-    let of_pod = forms::named(TEST_POD).into_iter();
+    let of_pod = forms::named(name).into_iter();
     let of_pod = of_pod.flat_map(|form| &form.values);
     for row in of_pod.filter(|row| row.insert.is_none()) {
         let value = values.get(&*row.name);

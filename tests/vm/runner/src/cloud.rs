@@ -33,13 +33,14 @@ const SETTINGS: &str = "ssh_genkeytypes: [ed25519]\nlocale: false\nresize_rootfs
 const NETWORK: &str = "[Match]\nName=tap0\n[Network]\nDHCP=ipv4\n";
 
 /// The files of the directory `cloud-init` that cloud-init reads.
-const USER_DATA: [(&str, &str); 6] = [
+const USER_DATA: [(&str, &str); 7] = [
     ("aks", "user-data.yaml"),
     ("bare", "user-data.yaml"),
     ("eks", "user-data.mime"),
     ("eks-ubuntu", "user-data.mime"),
     ("k3s", "user-data.yaml"),
     ("kubeadm", "user-data.yaml"),
+    ("slurm", "user-data.yaml"),
 ];
 
 /// The longest time until the service listens.
