@@ -42,6 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     write!(encoder, "{FORMS}/values\n{values}\0")?;
     for name in names(FORMS)? {
         let directory = format!("{FORMS}/{name}");
+        println!("cargo::rerun-if-changed={directory}");
         if !Path::new(&directory).join("form.toml").exists() {
             continue;
         }

@@ -194,10 +194,15 @@ fn decide(state: &ProgramState) -> Finding {
                 })
                 .collect();
             return Finding {
-                remedy: Some(format!(
-                    "replace `{program}` with the newer program, or remove it with `rm {}` and run `{INSTALL}`",
-                    shell_word(program)
-                )),
+                remedy: Some(match program == PACKAGED {
+                    true => format!(
+                        "upgrade the package `gpu-bootstrap`, or remove it and run `{INSTALL}`"
+                    ),
+                    false => format!(
+                        "replace `{program}` with the newer program, or remove it with `rm {}` and run `{INSTALL}`",
+                        shell_word(program)
+                    ),
+                }),
                 ..finding(
                     Verdict::Warn,
                     format!("{}, but `{path}` is {newest}", whys.join("; ")),

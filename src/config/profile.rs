@@ -39,13 +39,14 @@ pub struct Profile {
     /// Derived distributions that the profile may support, with a warning: their `ID`, or a name in their `ID_LIKE`.
     #[serde(default)]
     pub like: Vec<String>,
-    /// Other names of these systems for `--os`, with their `ID`.
+    /// Other names of these systems for `--os`, with their `ID`. Only built-in profiles are read for this key.
     #[serde(default)]
     pub aliases: BTreeMap<String, String>,
-    /// Directories in NVIDIA's CUDA repositories by release, including releases that the profile does not support.
+    /// Directories in NVIDIA's CUDA repositories by release, including releases that the profile does not support. Only
+    /// built-in profiles are read for this key.
     #[serde(default)]
     pub cuda_directories: BTreeMap<String, String>,
-    /// Archives that are incompatible with other systems.
+    /// Archives that are incompatible with other systems. Only built-in profiles are read for this key.
     #[serde(default)]
     pub own_archives: Option<OwnArchives>,
     /// The package manager.

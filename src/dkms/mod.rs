@@ -116,7 +116,8 @@ const PROGRAM: &str = "gpu_bootstrap=";
 #[must_use]
 pub fn program_of_override(text: &str) -> Option<&Utf8Path> {
     let line = text.lines().find_map(|line| line.strip_prefix(PROGRAM))?;
-    Some(Utf8Path::new(line))
+    // A relative path would depend on the current directory.
+    Some(Utf8Path::new(line)).filter(|program| program.is_absolute())
 }
 
 /// A successful build.

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn package_manager_is_known_by_the_nearest_system() {
+    fn package_manager_of_systems_without_a_profile_is_known() {
         let of = |id: &str, like: &[&str]| {
             manager_of(&Os {
                 id: id.to_owned(),
@@ -164,9 +164,8 @@ mod tests {
                 pretty_name: None,
             })
         };
-        assert_eq!(of("debian", &[]), Some(Manager::Apt));
-        assert_eq!(of("linuxmint", &["ubuntu", "debian"]), Some(Manager::Apt));
-        assert_eq!(of("ol", &["fedora"]), Some(Manager::Dnf));
+        assert_eq!(of("fedora", &[]), Some(Manager::Dnf));
+        assert_eq!(of("nobara", &["fedora"]), Some(Manager::Dnf));
         assert_eq!(of("flatcar", &["coreos"]), None);
     }
 

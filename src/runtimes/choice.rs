@@ -80,7 +80,12 @@ pub fn present(files: &dyn ReadFiles, ours: Vec<RuntimeKind>) -> Result<Present,
 /// Returns the file that sets the runtime as the runtime of a kubeadm kubelet.
 fn set_in(files: &dyn ReadFiles, kind: RuntimeKind) -> Result<Option<&'static str>, FilesError> {
     for path in [kubelet::CONFIG, kubelet::FLAGS] {
-        let text = files.read_text(path.into())?.unwrap_or_default();
+        let text = match files.read_text(path.into()) {
+            // A recording without this file.
+            Err(FilesError::NotReported { .. }) => None,
+            answer => answer?,
+        }
+        .unwrap_or_default();
         // `rt.kubelet.runtime` reports an invalid file.
         if let Ok(Some(socket)) = kubelet::socket_in(path, &text)
             && RuntimeKind::of_socket(&socket) == Some(kind)
@@ -129,8 +134,14 @@ pub fn undecided(
     let title = kind.runtime().facts().title;
     let used = match set_in(files, kind)? {
         Some(path) => format!("the kubelet uses {title} (`{path}`)"),
-        None if present.installed.is_empty() && present.distribution.is_none() => {
+        None if present.distribution.is_some() => return Ok(None),
+        None if present.installed.is_empty() => {
             format!("{title} is the only container runtime of this machine")
+        }
+        None if matches!(cluster, Cluster::OfMachine)
+            && !RuntimeKind::of_kubelets().any(|kind| present.has(kind)) =>
+        {
+            format!("{title} is the only runtime of this machine that a kubelet can use")
         }
         None => return Ok(None),
     };
@@ -289,6 +300,7 @@ mod tests {
             BringsOwn("it ships its own"), &[(crio, "")], Option::None;
             None, &[(crio, ""), ("/var/lib/rancher/k3s/agent/etc/containerd", "")], Option::None;
             None, &[(crio, ""), (containerd, "")], Option::None;
+            OfMachine, &[(crio, ""), ("/usr/bin/dockerd", "")], Some("that a kubelet can use");
             OfMachine, &[(crio, ""), (containerd, ""), (kubelet::CONFIG, CONTAINERD)], Option::None;
             None, &[(crio, ""), (containerd, ""), (kubelet::CONFIG, CRIO)], uses;
             OfMachine, &[(crio, ""), (containerd, ""), (kubelet::FLAGS, FLAGS)], uses;

@@ -45,7 +45,9 @@ fn status(document: &Value, id: &str) -> String {
 
 #[test]
 fn healthy_image_passes_and_broken_one_fails() {
-    let about: Table = "in-tree = [\"nouveau\"]".parse().expect("TOML");
+    // The image contains the program that its units start.
+    let about = "in-tree = [\"nouveau\"]\n[files]\n\"/usr/local/bin/gpu-bootstrap\" = \"\"\n";
+    let about: Table = about.parse().expect("TOML");
     let machine = Machine::new(describe("debian-12-h100", about));
     let built = machine.run(&["install", "--image", "--assume-gpu", "10de:2330"]);
     assert_eq!(built.exit, 0, "{}", built.err);

@@ -147,7 +147,11 @@ async fn check_reports_an_unfinished_rollback() {
 async fn install_asking(rig: &Rig, facts: Facts) -> Result<RunReport, EngineError> {
     let host = rig.fakes.host();
     let question = Question {
-        ask: SettingsRequest::default(),
+        ask: SettingsRequest {
+            // The previous driver is from the distribution.
+            set: vec!["driver.source=distribution".to_owned()],
+            ..SettingsRequest::default()
+        },
         files: host.files.clone(),
         named: host.files,
         facts: Arc::new(facts),

@@ -144,9 +144,7 @@ fn rollback_finished(report: &RunReport) -> bool {
 
 /// The first step that was not run because the deadline passed between two steps, so that no step failed.
 fn stopped(report: &RunReport) -> Option<&StepReport> {
-    let is = |wanted: &[Outcome]| {
-        (report.steps.iter()).find(|step| wanted.contains(&step.outcome))
-    };
+    let is = |wanted: &[Outcome]| (report.steps.iter()).find(|step| wanted.contains(&step.outcome));
     (report.exit == Exit::StepFailed && is(&[Outcome::Failed, Outcome::Blocked]).is_none())
         .then(|| is(&[Outcome::NotRun]))
         .flatten()
@@ -194,8 +192,13 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
     }
     if let Some(step) = stopped(report) {
         writeln!(to)?;
-        let text = format!("{}: {}", style.titled(&step.title, step.id.as_str()), step.why);
-        let hint = "run the same command again: it continues here. `--deadline` sets the time limit";
+        let text = format!(
+            "{}: {}",
+            style.titled(&step.title, step.id.as_str()),
+            step.why
+        );
+        let hint =
+            "run the same command again: it continues here. `--deadline` sets the time limit";
         block(to, style, &text, &[], Some(hint))?;
     }
     let say = |to: &mut dyn Write, text: &str| writeln!(to, "\n{}", style.hanging("", text));
@@ -266,9 +269,15 @@ mod tests {
         let mut text = Vec::new();
         troubles(&mut text, &report, Style::default()).unwrap();
         let text = String::from_utf8(text).unwrap();
-        assert!(text.contains("(b.step): the deadline of 60 s has passed"), "{text}");
+        assert!(
+            text.contains("(b.step): the deadline of 60 s has passed"),
+            "{text}"
+        );
         assert_eq!(text.matches("hint: ").count(), 1, "{text}");
-        assert_eq!(verdict(&report).1, "not ready: the deadline of 60 s has passed");
+        assert_eq!(
+            verdict(&report).1,
+            "not ready: the deadline of 60 s has passed"
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! CRI-O: its printed configuration, its files, and their faults. `check` evaluates them. `install` does not configure CRI-O, but
-//! changes by earlier versions can be undone.
+//! CRI-O: its printed configuration, its files, and their faults. `check` evaluates them. `install` does not configure CRI-O,
+//! and keeps changes by earlier versions, which `uninstall` undoes.
 //!
 //! Sources: CRI-O, `docs/crio.conf.d.5.md` (files are read in name order, and the last value is used), `docs/crio.8.md` (`crio
 //! config` prints the configuration of the files), `internal/criocli/config.go` (and validates it), `docs/crio-status.8.md`.
