@@ -1,7 +1,7 @@
 #!/bin/sh
 # Packs a binary, shell completions, manual pages and documents as an archive: release/archive.sh PROGRAM ARCHIVE. The name of the
-# archive is gpu-bootstrap-VERSION-linux-ARCHITECTURE.tar.gz. GENERATOR is the command that generates the completions, by default
-# PROGRAM. SOURCE_DATE_EPOCH is the time of all files. GPU_BOOTSTRAP_RELEASE_URL is the URL of PROGRAM in user-data templates
+# archive is gpu-bootstrap-VERSION-linux-ARCHITECTURE.tar.gz. GENERATOR is the program that generates the completions, by default
+# PROGRAM, and RUNNER is its emulator, if any. SOURCE_DATE_EPOCH is the time of all files. GPU_BOOTSTRAP_RELEASE_URL is the URL of PROGRAM in user-data templates
 # (release/templates.sh).
 set -eu
 program=$(realpath -e -- "$1")
@@ -17,8 +17,8 @@ rm -rf "$tree"
 mkdir -p "$tree/completions" "$tree/docs/man"
 install -m 755 "$program" "$tree/gpu-bootstrap"
 for shell in bash zsh fish; do
-    # shellcheck disable=SC2086 # GENERATOR is a command with arguments.
-    ${GENERATOR:-"$program"} completions "$shell" >"$tree/completions/gpu-bootstrap.$shell"
+    # shellcheck disable=SC2086 # RUNNER is empty or a command with arguments.
+    ${RUNNER:-} "${GENERATOR:-$program}" completions "$shell" >"$tree/completions/gpu-bootstrap.$shell"
 done
 install -m 644 docs/man/*.[15] "$tree/docs/man"
 install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT "$tree"

@@ -68,7 +68,7 @@ build() {
     mkdir -p "$images/$architecture"
     cp "$program" LICENSE-APACHE LICENSE-MIT "$out/$name.cdx.json" "$images/$architecture"
     python3 release/dependencies.py licenses "$rust_target" >"$images/$architecture/LICENSES-OF-DEPENDENCIES"
-    GENERATOR="${RUNNER:-} $generator" release/archive.sh "$program" "$out/$name.tar.gz"
+    RUNNER="${RUNNER:-}" GENERATOR="$generator" release/archive.sh "$program" "$out/$name.tar.gz"
     release/package.sh "$out/$name.tar.gz"
     install -m 755 "$program" "$out/$name"
 }

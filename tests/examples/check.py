@@ -64,7 +64,9 @@ class Schema:
 
 
 def helm(path, *options):
-    return subprocess.run(["helm", "template", "gpu-bootstrap", path, *options], capture_output=True, text=True, check=False)
+    # Helm from `go install` reports Kubernetes 1.20, which the chart rejects.
+    command = ["helm", "template", "--kube-version", "1.34.0", "gpu-bootstrap", path, *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def by_kind(text):

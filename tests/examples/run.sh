@@ -130,7 +130,7 @@ crane registry serve --address 127.0.0.1:0 >"$work/registry" 2>&1 &
 registry=$!
 timeout 30 sh -c "until grep -q 'serving on port' '$work/registry'; do sleep 0.1; done"
 address=127.0.0.1:$(sed -n 's/.*serving on port \([0-9]*\).*/\1/p' "$work/registry")
-# As in .github/workflows/release.yml.
+# As in .github/workflows/image.yml.
 crane push "$work/image" "$address/gpu-bootstrap:1.2.3"
 [ "$(crane digest "$address/gpu-bootstrap:1.2.3")" = "$digest" ]
 crane validate --remote "$address/gpu-bootstrap:1.2.3"
