@@ -81,7 +81,9 @@ fn rolls_back(rig: &Rig) {
     };
     let records = [
         Record::Validated {
-            settings: vec!["driver.branch=535".to_owned()],
+            settings: ["driver.source=distribution", "driver.branch=535"]
+                .map(str::to_owned)
+                .to_vec(),
             driver: vec![driver],
         },
         Record::RollbackStarted {
@@ -147,11 +149,7 @@ async fn check_reports_an_unfinished_rollback() {
 async fn install_asking(rig: &Rig, facts: Facts) -> Result<RunReport, EngineError> {
     let host = rig.fakes.host();
     let question = Question {
-        ask: SettingsRequest {
-            // The previous driver is from the distribution.
-            set: vec!["driver.source=distribution".to_owned()],
-            ..SettingsRequest::default()
-        },
+        ask: SettingsRequest::default(),
         files: host.files.clone(),
         named: host.files,
         facts: Arc::new(facts),

@@ -144,10 +144,14 @@ fn rollback_finished(report: &RunReport) -> bool {
 
 /// The first step that was not run because the deadline passed between two steps, so that no step failed.
 fn stopped(report: &RunReport) -> Option<&StepReport> {
-    let is = |wanted: &[Outcome]| (report.steps.iter()).find(|step| wanted.contains(&step.outcome));
-    (report.exit == Exit::StepFailed && is(&[Outcome::Failed, Outcome::Blocked]).is_none())
-        .then(|| is(&[Outcome::NotRun]))
-        .flatten()
+    let find = |wanted: &[Outcome]| {
+        let mut steps = report.steps.iter();
+        steps.find(|step| wanted.contains(&step.outcome))
+    };
+    if report.exit != Exit::StepFailed || find(&[Outcome::Failed, Outcome::Blocked]).is_some() {
+        return None;
+    }
+    find(&[Outcome::NotRun]).filter(|step| !step.why.is_empty())
 }
 
 /// The verdict of an `install` that reached the desired state.
