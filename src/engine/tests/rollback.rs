@@ -111,7 +111,8 @@ async fn rollback_continues_unless_settings_abort_it() {
     let mut desired = fixtures::desired();
     desired.driver.as_mut().unwrap().rollback = true;
     let back = rollback(&host, &desired).await.unwrap().unwrap();
-    assert_eq!(back.settings, ["driver.branch=535"]);
+    let settings = ["driver.source=distribution", "driver.branch=535"];
+    assert_eq!(back.settings, settings);
     back.pin(&mut desired);
     let driver = desired.driver.as_mut().unwrap();
     let is_pinned = |one: &PackageSpec| one.version.as_deref() == Some("535.261.03-1");
@@ -178,6 +179,8 @@ async fn install_continues_a_rollback_in_its_own_run() {
     assert!(error.hint().unwrap().contains("driver.rollback = false"));
     assert!(rig.log().is_empty() && is_on_it(&rig));
 
+    let archive = "deb http://deb.debian.org/debian bookworm main\n";
+    rig.fakes.files.put("/etc/apt/sources.list", archive);
     // The steps of the rollback are the real ones. Their assessment already fails on this machine, so nothing is applied.
     let report = install_asking(&rig, fixtures::debian()).await.unwrap();
     assert_ne!(report.run, "run");
