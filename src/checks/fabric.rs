@@ -86,7 +86,7 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
     }
     // The fabric manager is neither installed nor needed, so no other data is read.
     let installed = (found.packages.as_ref()).is_ok_and(|packages| !packages.is_empty());
-    if found.switches == Switches::None && !installed && !found.files.there {
+    if found.switches == Switches::None && !installed && !found.files.exists {
         return Ok(found);
     }
     if matches!(found.switches, Switches::Managed(_)) {
@@ -185,8 +185,9 @@ fn unit(state: &FabricState) -> Finding {
     };
     // If the packages are unknown, the files decide. If the files are also inconclusive, the fabric manager is regarded as
     // installed.
-    let installed = state.files.there
-        || (state.packages.as_ref()).map_or(!state.files.told, |packages| !packages.is_empty());
+    let installed = state.files.exists
+        || (state.packages.as_ref())
+            .map_or(!state.files.has_programs, |packages| !packages.is_empty());
     if let (Some(owner), Ok(None) | Err(_), false) = (state.owner, &state.unit, installed) {
         let all_in = |gpus: &Gpus| !gpus.is_empty() && !gpus.wait();
         return match state.gpus.as_ref().is_ok_and(all_in) {
@@ -244,16 +245,18 @@ fn unit(state: &FabricState) -> Finding {
         ),
         Ok(None) => fail("not installed".to_owned(), install()),
         Err(_) if !installed => fail("not installed".to_owned(), install()),
-        Err(_) if state.files.there && state.files.listed && !state.files.enabled => Finding {
-            remedy: Some(format!("run `systemctl enable --now {}`", fabric::UNIT)),
-            ..finding(
-                Verdict::Warn,
-                format!(
-                    "{needed}, which is installed but not enabled: unless another service starts it, no program can use the \
+        Err(_) if state.files.exists && state.files.lists_units && !state.files.enabled => {
+            Finding {
+                remedy: Some(format!("run `systemctl enable --now {}`", fabric::UNIT)),
+                ..finding(
+                    Verdict::Warn,
+                    format!(
+                        "{needed}, which is installed but not enabled: unless another service starts it, no program can use the \
                      GPUs after a boot (CUDA error 802)"
-                ),
-            )
-        },
+                    ),
+                )
+            }
+        }
         Err(why) => finding(
             Verdict::Skip,
             format!("{needed}; its state is unknown: {why}"),
@@ -328,7 +331,7 @@ fn version(state: &FabricState) -> Finding {
     }
     let packages = match &state.packages {
         Ok(packages) => packages,
-        Err(_) if state.files.told && !state.files.there => {
+        Err(_) if state.files.has_programs && !state.files.exists => {
             return finding(Verdict::Skip, "no fabric manager is installed".to_owned());
         }
         Err(why) => return finding(Verdict::Unknown, why.clone()),
@@ -565,7 +568,7 @@ mod tests {
         FabricState {
             switches: Switches::Pci(4, Evidence::Bus(4)),
             files: Installation {
-                told: true,
+                has_programs: true,
                 ..Installation::default()
             },
             owner: None,
@@ -671,23 +674,23 @@ mod tests {
             files,
             ..state()
         };
-        let told = Installation {
-            told: true,
+        let empty = Installation {
+            has_programs: true,
             ..Installation::default()
         };
-        let finding = unit(&unknown(told));
+        let finding = unit(&unknown(empty));
         assert_eq!(finding.status, Verdict::Fail, "{}", finding.why);
-        assert_eq!(version(&unknown(told)).status, Verdict::Skip);
-        let there = Installation {
-            there: true,
-            ..told
+        assert_eq!(version(&unknown(empty)).status, Verdict::Skip);
+        let installed = Installation {
+            exists: true,
+            ..empty
         };
-        assert_eq!(unit(&unknown(there)).status, Verdict::Skip);
+        assert_eq!(unit(&unknown(installed)).status, Verdict::Skip);
         // Whether the unit is enabled is known only if the tree contains links of enabled units.
         let of = |enabled| Installation {
             enabled,
-            listed: true,
-            ..there
+            lists_units: true,
+            ..installed
         };
         let disabled = unit(&unknown(of(false)));
         assert_eq!(disabled.status, Verdict::Warn, "{}", disabled.why);
@@ -711,10 +714,10 @@ mod tests {
                     Err(why) => Err(why.to_owned()),
                 },
                 files: Installation {
-                    told: true,
-                    there: true,
+                    has_programs: true,
+                    exists: true,
                     enabled,
-                    listed: true,
+                    lists_units: true,
                 },
                 ..state()
             };

@@ -14,7 +14,7 @@ use crate::{
     model::{id::Id, paths::RESUME_UNIT, text::shell_word},
     runtimes::Daemon,
     step::StepError,
-    steps::{CHECK_SERVICE, PACKAGED, USUAL},
+    steps::{CHECK_SERVICE, PACKAGED, USUAL, program_in},
     tools::systemctl::own_file,
 };
 
@@ -25,9 +25,6 @@ pub(super) const FAMILY: Family = Family {
     ids: || vec![PROGRAM],
     examine: |subject| Box::pin(examine(subject)),
 };
-
-/// The directory of the files that DKMS reads after `dkms.conf`.
-const DKMS: &str = "/etc/dkms";
 
 /// The deadline of the version query.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -57,14 +54,6 @@ struct ProgramState {
     copies: BTreeMap<Utf8PathBuf, Installed>,
 }
 
-/// Returns the program in the first line with this prefix. Quoted paths are ignored.
-fn program_in(text: &str, prefix: &str) -> Option<Utf8PathBuf> {
-    let line = text.lines().find_map(|line| line.strip_prefix(prefix))?;
-    let program = line.split(' ').next()?;
-    let is_plain = program.starts_with('/') && !program.contains(['\\', '"', '%', '$']);
-    is_plain.then(|| program.into())
-}
-
 /// Returns the files that start gpu-bootstrap. The cloud-init script of the resume unit contains the same path as the unit.
 fn starts(files: &dyn ReadFiles) -> Result<Vec<Start>, FilesError> {
     let units = [RESUME_UNIT, CHECK_SERVICE].map(|unit| (own_file(unit), "ExecStart="));
@@ -76,11 +65,11 @@ fn starts(files: &dyn ReadFiles) -> Result<Vec<Start>, FilesError> {
         let text = files.read_lossy(&file)?.unwrap_or_default();
         found.extend(program_in(&text, prefix).map(|program| Start { file, program }));
     }
-    for name in files.list(DKMS.into())? {
+    for name in files.list(dkms::OVERRIDES.into())? {
         if !name.ends_with(".conf") {
             continue;
         }
-        let file = Utf8Path::new(DKMS).join(name);
+        let file = Utf8Path::new(dkms::OVERRIDES).join(name);
         let text = files.read_lossy(&file)?.unwrap_or_default();
         let program = dkms::program_of_override(&text).map(Utf8Path::to_owned);
         found.extend(program.map(|program| Start { file, program }));
@@ -168,12 +157,9 @@ fn decide(state: &ProgramState) -> Finding {
         .map(|Start { file, program }| format!("`{file}` starts `{program}`, which does not exist"))
         .collect();
     if !missing.is_empty() {
-        return Finding {
-            remedy: Some(format!(
-                "run `{INSTALL}`, which writes the path of the current program"
-            )),
-            ..finding(Verdict::Fail, missing.join("; "))
-        };
+        return finding(Verdict::Fail, missing.join("; ")).with_remedy(format!(
+            "run `{INSTALL}`, which writes the path of the current program"
+        ));
     }
     let version = |copy: &Installed| match copy {
         Installed::Version(version) => Some(version.clone()),
@@ -193,21 +179,17 @@ fn decide(state: &ProgramState) -> Finding {
                     format!("`{}` starts `{}` {version}", start.file, start.program)
                 })
                 .collect();
-            return Finding {
-                remedy: Some(match program == PACKAGED {
-                    true => format!(
-                        "upgrade the package `gpu-bootstrap`, or remove it and run `{INSTALL}`"
-                    ),
-                    false => format!(
-                        "replace `{program}` with the newer program, or remove it with `rm {}` and run `{INSTALL}`",
-                        shell_word(program)
-                    ),
-                }),
-                ..finding(
-                    Verdict::Warn,
-                    format!("{}, but `{path}` is {newest}", whys.join("; ")),
-                )
+            let remedy = match program == PACKAGED {
+                true => {
+                    format!("upgrade the package `gpu-bootstrap`, or remove it and run `{INSTALL}`")
+                }
+                false => format!(
+                    "replace `{program}` with the newer program, or remove it with `rm {}` and run `{INSTALL}`",
+                    shell_word(program)
+                ),
             };
+            let why = format!("{}, but `{path}` is {newest}", whys.join("; "));
+            return finding(Verdict::Warn, why).with_remedy(remedy);
         }
     }
     for start in &state.starts {

@@ -408,7 +408,7 @@ pub struct Validation {
     pub pull_timeout_seconds: u64,
 }
 
-/// Default time limit for pulling an image in seconds. Large images take minutes.
+/// The time limit for pulling an image, in seconds, in journals that do not contain it.
 #[must_use]
 pub const fn pull_timeout() -> u64 {
     1800

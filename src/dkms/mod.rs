@@ -71,10 +71,13 @@ fn is_interpreter(exe: Option<Utf8PathBuf>) -> bool {
     })
 }
 
+/// The directory of the files that DKMS reads after `dkms.conf`.
+pub const OVERRIDES: &str = "/etc/dkms";
+
 /// Returns the file that DKMS reads after a module's `dkms.conf` (dkms(8), "dkms.conf overriding").
 #[must_use]
 pub fn override_path(module: &str) -> Utf8PathBuf {
-    Utf8PathBuf::from(format!("/etc/dkms/{module}.conf"))
+    Utf8PathBuf::from(format!("{OVERRIDES}/{module}.conf"))
 }
 
 /// Returns the content of [`override_path`], which makes DKMS call a program that provides the built modules, and compile only

@@ -25,13 +25,13 @@ const ENABLED: [&str; 2] = [
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Installation {
     /// The tree contains programs, so a missing file means that the program is not installed.
-    pub told: bool,
+    pub has_programs: bool,
     /// Its program or unit exists.
-    pub there: bool,
+    pub exists: bool,
     /// Its unit is enabled.
     pub enabled: bool,
     /// The tree contains links of enabled units.
-    pub listed: bool,
+    pub lists_units: bool,
 }
 
 impl Installation {
@@ -53,10 +53,10 @@ impl Installation {
             Ok(false)
         };
         Ok(Self {
-            told: files.exists(Utf8Path::new("/usr"))?,
-            there: files.exists(Utf8Path::new(PROGRAM))? || any(&UNITS)?,
+            has_programs: files.exists(Utf8Path::new("/usr"))?,
+            exists: files.exists(Utf8Path::new(PROGRAM))? || any(&UNITS)?,
             enabled: any(&ENABLED)?,
-            listed: !files.list(Utf8Path::new(ENABLED[0]))?.is_empty(),
+            lists_units: !files.list(Utf8Path::new(ENABLED[0]))?.is_empty(),
         })
     }
 }

@@ -71,7 +71,9 @@ impl Default for TimerState {
 async fn detect(cx: &Cx<'_>, spec: &ReportsSpec) -> Result<TimerState, StepError> {
     let files = cx.host.files();
     let service = files.read_text(&own_file(SERVICE))?;
-    let named = service.as_deref().and_then(program_of);
+    let named = service
+        .as_deref()
+        .and_then(|text| program::program_in(text, START));
     Ok(TimerState {
         timer: files.read_text(&own_file(TIMER))?,
         unit: cx.state.unit(TIMER).await?,
@@ -92,14 +94,6 @@ async fn detect(cx: &Cx<'_>, spec: &ReportsSpec) -> Result<TimerState, StepError
         },
         service,
     })
-}
-
-/// Returns the executable of our service if its path needs no quoting.
-fn program_of(service: &str) -> Option<Utf8PathBuf> {
-    let line = service.lines().find_map(|line| line.strip_prefix(START))?;
-    let (path, _) = line.split_once(' ')?;
-    let is_plain = path.starts_with('/') && !path.contains(['\\', '"', '%', '$']);
-    is_plain.then(|| path.into())
 }
 
 /// The service text. Failed checks (exit code 4) and an unreachable cluster (6) do not fail the unit: the metrics or the
@@ -395,9 +389,12 @@ mod tests {
             "/opt/100%", None;
         } {
             let text = service(program.into(), &spec);
-            let found = program_of(&text);
+            let found = program::program_in(&text, START);
             assert_eq!(found.as_deref().map(Utf8Path::as_str), expected, "{text}");
         }
-        assert_eq!(program_of("[Service]\nExecStart=true\n"), None);
+        assert_eq!(
+            program::program_in("[Service]\nExecStart=true\n", START),
+            None
+        );
     }
 }

@@ -46,7 +46,7 @@ pub(crate) use check_timer::SERVICE as CHECK_SERVICE;
 pub use driver_packages::kept_branch;
 pub use kernels::resolve;
 pub use module::AFTER_MODULES;
-pub(crate) use program::{PACKAGED, USUAL};
+pub(crate) use program::{PACKAGED, USUAL, program_in};
 
 use crate::{
     config::desired::{Daemon, RuntimeKind},

@@ -15,6 +15,14 @@ pub const USUAL: &str = "/usr/local/bin/gpu-bootstrap";
 /// The executable of the package. Used if the package was upgraded during the run, because the replaced executable has no path.
 pub const PACKAGED: &str = "/usr/bin/gpu-bootstrap";
 
+/// Returns the executable in the first line of a unit with this prefix, such as `ExecStart=`. Quoted paths are ignored.
+pub(crate) fn program_in(text: &str, prefix: &str) -> Option<Utf8PathBuf> {
+    let line = text.lines().find_map(|line| line.strip_prefix(prefix))?;
+    let program = line.split(' ').next()?;
+    let is_plain = program.starts_with('/') && !program.contains(['\\', '"', '%', '$']);
+    is_plain.then(|| program.into())
+}
+
 /// Returns the path of our executable, or the reason that no file may contain this path: non-root users can replace the
 /// executable, its directory may be emptied at boot, or the path contains shell metacharacters. The path differs between
 /// machines, because the DaemonSet and administrators install the executable in different directories. Returns [`USUAL`] if

@@ -8,15 +8,13 @@
 # registry has its validator.
 #
 # Requires Debian or Ubuntu, Python 3.11 to 3.13 with venv, and Go 1.21 or newer. The tools are installed in target/examples, in
-# fixed versions: from PyPI (requirements.txt), as Go modules, which Go verifies with its checksum database, and from Debian. Only
-# slurmd has the version of this distribution. If a tool cannot be installed, the test fails.
+# fixed versions, from PyPI (requirements.txt) and as Go modules, which Go verifies with its checksum database. Packer and slurmd
+# have the version of this distribution. If a tool cannot be installed, the test fails.
 set -eu
 cd "$(dirname "$0")/../.."
 tools=target/examples
 mkdir -p "$tools"
 tools=$(cd "$tools" && pwd)
-packer=packer_1.6.6+ds2-1+b1_amd64.deb
-packer_sha256=7b690f62b30ba76e14769c4d40a2b883e1be6807c95f7fca22190c6f319c18c5
 
 if ! cmp -s tests/examples/run.sh "$tools/run.sh" || ! cmp -s tests/examples/requirements.txt "$tools/requirements.txt"; then
     rm -rf "$tools"
@@ -33,10 +31,8 @@ if ! cmp -s tests/examples/run.sh "$tools/run.sh" || ! cmp -s tests/examples/req
     done
     (
         cd "$tools/download"
-        curl -fsSLO "http://deb.debian.org/debian/pool/main/p/packer/$packer"
-        echo "$packer_sha256  $packer" | sha256sum --check --quiet
         # Only unpack these packages, because slurmd starts when it is installed.
-        apt-get -q download slurmd slurm-wlm-basic-plugins libhwloc15
+        apt-get -q download packer slurmd slurm-wlm-basic-plugins libhwloc15
         for package in *.deb; do
             dpkg-deb -x "$package" "$tools/root"
         done

@@ -179,7 +179,7 @@ async fn install_continues_a_rollback_in_its_own_run() {
     assert!(error.hint().unwrap().contains("driver.rollback = false"));
     assert!(rig.log().is_empty() && is_on_it(&rig));
 
-    let archive = "deb http://deb.debian.org/debian bookworm main\n";
+    let archive = "deb http://archive.example.org/debian bookworm main\n";
     rig.fakes.files.put("/etc/apt/sources.list", archive);
     // The steps of the rollback are the real ones. Their assessment already fails on this machine, so nothing is applied.
     let report = install_asking(&rig, fixtures::debian()).await.unwrap();

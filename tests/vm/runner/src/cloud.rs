@@ -32,17 +32,6 @@ const SETTINGS: &str = "ssh_genkeytypes: [ed25519]\nlocale: false\nresize_rootfs
 /// cloud-init's own configuration matches the permanent address of a card, which this card does not have.
 const NETWORK: &str = "[Match]\nName=tap0\n[Network]\nDHCP=ipv4\n";
 
-/// The files of the directory `cloud-init` that cloud-init reads.
-const USER_DATA: [(&str, &str); 7] = [
-    ("aks", "user-data.yaml"),
-    ("bare", "user-data.yaml"),
-    ("eks", "user-data.mime"),
-    ("eks-ubuntu", "user-data.mime"),
-    ("k3s", "user-data.yaml"),
-    ("kubeadm", "user-data.yaml"),
-    ("slurm", "user-data.yaml"),
-];
-
 /// The longest time until the service listens.
 const START: Duration = Duration::from_secs(10);
 
@@ -100,9 +89,17 @@ pub fn join(bed: &Bed, machine: &Machine, cloud: Cloud, user_data: &str) -> Resu
         known.push_str(&format!("{address}\t{name}\n"));
     }
     fs::write(&hosts, known).context("cannot write the machine's hosts")?;
-    for (way, file) in USER_DATA {
-        let from = bed.repo.join("cloud-init").join(way).join(file);
-        machine.put(&from, &format!("{INSIDE}/cloud-init/{way}-{file}"))?;
+    for form in fs::read_dir(bed.repo.join("cloud-init")).context("cannot read cloud-init")? {
+        let form = form.context("cannot read cloud-init")?;
+        // cloud-init does not read the files of the other forms.
+        for file in ["user-data.yaml", "user-data.mime"] {
+            let from = form.path().join(file);
+            if from.exists() {
+                let name = form.file_name();
+                let at = format!("{INSIDE}/cloud-init/{}-{file}", name.display());
+                machine.put(&from, &at)?;
+            }
+        }
     }
     let service = Service {
         cloud,
