@@ -24,11 +24,13 @@ if ! cmp -s tests/examples/run.sh "$tools/run.sh" || ! cmp -s tests/examples/req
         -r tests/examples/requirements.txt
     for module in \
         helm.sh/helm/v3/cmd/helm@v3.22.0 \
-        github.com/opentofu/opentofu/cmd/tofu@v1.12.6 \
         github.com/google/go-containerregistry/cmd/crane@v0.22.1 \
         github.com/rhysd/actionlint/cmd/actionlint@v1.7.12; do
         (cd / && CGO_ENABLED=0 GOBIN="$tools/bin" go install -trimpath "$module")
     done
+    # `go install` rejects a module that replaces one of its dependencies, so build it in its directory.
+    opentofu=$(cd / && go mod download -json github.com/opentofu/opentofu@v1.12.6 | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+    (cd "$opentofu" && CGO_ENABLED=0 go build -trimpath -o "$tools/bin/tofu" ./cmd/tofu)
     (
         cd "$tools/download"
         # Only unpack these packages, because slurmd starts when it is installed.
