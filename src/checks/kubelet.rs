@@ -128,7 +128,7 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
             ),
             match choice::unsupported(kind) {
                 None => format!("add \"{name}\" to `runtime.use` and run `gpu-bootstrap install`"),
-                Some((_, remedy)) => remedy,
+                Some(fault) => fault.remedy,
             },
         ),
         None => with(

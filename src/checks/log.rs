@@ -11,6 +11,7 @@ use crate::{
     facts::GpuFact,
     host::Nvml,
     model::{
+        fault::Fault,
         findings::Remedy,
         gpu::{Flavor, SupportedFlavors},
         id::Id,
@@ -567,24 +568,18 @@ fn fallen(messages: &[Message], source: &str, context: &LogContext<'_>) -> Findi
     finding(Verdict::Pass, format!("no errors since boot ({source})"))
 }
 
-/// The reason why a GPU has no driver, and the remedy.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The reason in the log why the driver rejects a GPU.
 pub(super) struct Diagnosis {
     /// The text of the log line.
     observed: &'static str,
-    /// The reason.
-    pub(super) why: String,
-    /// The remedy.
-    pub(super) remedy: String,
+    pub(super) fault: Fault,
 }
 
 impl Diagnosis {
-    /// Creates a diagnosis from files, without a log line.
-    pub(super) fn new(why: String, remedy: String) -> Self {
+    fn new(observed: &'static str, why: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
-            observed: "",
-            why,
-            remedy,
+            observed,
+            fault: Fault::new(why, remedy),
         }
     }
 }
@@ -617,18 +612,17 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
         .filter(|(at, _)| at.is_none_or(|at| context.has(at)))
         .collect();
     if let Some((_, bar)) = windows.first() {
-        return Some(Diagnosis {
-            observed: "an unassigned BAR",
-            why: format!(
+        return Some(Diagnosis::new(
+            "an unassigned BAR",
+            format!(
                 "BAR{bar} of {} is unassigned (firmware or hypervisor), so the driver rejects the GPU",
                 named(windows.iter().map(|(gpu, _)| *gpu))
             ),
-            remedy: "on the hypervisor, give the virtual machine enough 64-bit MMIO space (VMware: \
-                     `pciPassthru.use64bitMMIO` and `pciPassthru.64bitMMIOSizeGB`; QEMU with OVMF: `-fw_cfg \
-                     name=opt/ovmf/X-PciMmio64Mb,string=SIZE`, in MiB); on bare metal, enable \
-                     \"Above 4G decoding\" in the firmware"
-                .to_owned(),
-        });
+            "on the hypervisor, give the virtual machine enough 64-bit MMIO space (VMware: \
+             `pciPassthru.use64bitMMIO` and `pciPassthru.64bitMMIOSizeGB`; QEMU with OVMF: `-fw_cfg \
+             name=opt/ovmf/X-PciMmio64Mb,string=SIZE`, in MiB); on bare metal, enable \
+             \"Above 4G decoding\" in the firmware",
+        ));
     }
     let flavors = |at: &Option<PciAddress>| {
         let gpu = (context.gpus.iter()).filter(|gpu| at.is_none_or(|at| gpu.pci_address == at));
@@ -656,22 +650,22 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
         if !known.is_empty() && known.iter().all(contradicts) {
             let gpus =
                 (context.gpus.iter()).filter(|gpu| at.is_none_or(|at| gpu.pci_address == at));
-            return Some(Diagnosis {
+            return Some(Diagnosis::new(
                 observed,
-                why: format!(
+                format!(
                     "the driver could not read the registers of {}: its log message contradicts the board, which supports the \
                      loaded modules",
                     super::messages::places(gpus)
                 ),
-                remedy: match context.guest {
-                    true => GUEST.to_owned(),
-                    false => messages::POWER.to_owned(),
+                match context.guest {
+                    true => GUEST,
+                    false => messages::POWER,
                 },
-            });
+            ));
         }
-        return Some(Diagnosis {
+        return Some(Diagnosis::new(
             observed,
-            why: match flavor {
+            match flavor {
                 Flavor::Open => {
                     "a GPU requires the open kernel modules, but the proprietary ones are loaded"
                 }
@@ -679,38 +673,37 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
                     "a GPU has no GPU System Processor (GSP), but the loaded open kernel modules \
                      require it"
                 }
-            }
-            .to_owned(),
-            remedy: other_modules(flavor, context),
-        });
+            },
+            other_modules(flavor, context),
+        ));
     }
     messages.iter().find_map(|message| {
         Some(match message {
             // A driver is bound to this GPU, so an earlier driver logged the message.
             Message::Unsupported { gpu: Some(at) } if context.driven.contains(at) => return None,
-            Message::Unsupported { gpu: Some(at) } if context.drives_sibling(*at) => Diagnosis {
-                observed: "`is not supported by the NVIDIA … driver release`",
-                why: format!(
+            Message::Unsupported { gpu: Some(at) } if context.drives_sibling(*at) => Diagnosis::new(
+                "`is not supported by the NVIDIA … driver release`",
+                format!(
                     "the GPU is broken or in a bad state: the driver cannot read {at}, but supports another GPU of the same \
                      board"
                 ),
-                remedy: format!(
+                format!(
                     "{}; if it recurs, replace the GPU or use another instance",
                     messages::POWER
                 ),
-            },
-            Message::Legacy { branch, .. } => Diagnosis {
-                observed: "`supported through the NVIDIA … Legacy drivers`",
-                why: format!("the driver ignores a GPU that only branch {branch} supports"),
-                remedy: format!("install a driver of branch {branch}"),
-            },
-            Message::Unsupported { gpu } if context.guest => Diagnosis {
-                observed: "`is not supported by the NVIDIA … driver release`",
-                why: format!(
+            ),
+            Message::Legacy { branch, .. } => Diagnosis::new(
+                "`supported through the NVIDIA … Legacy drivers`",
+                format!("the driver ignores a GPU that only branch {branch} supports"),
+                format!("install a driver of branch {branch}"),
+            ),
+            Message::Unsupported { gpu } if context.guest => Diagnosis::new(
+                "`is not supported by the NVIDIA … driver release`",
+                format!(
                     "the driver does not support {}, which may be a vGPU (a part of a GPU, assigned by the hypervisor)",
                     named([*gpu].into_iter())
                 ),
-                remedy: format!(
+                format!(
                     "check on the hypervisor whether this is a vGPU. A vGPU needs the NVIDIA guest driver (GRID) of the \
                      hypervisor's release; a whole GPU needs a driver that supports it{}. If the installed driver should \
                      support it, the GPU is in a bad state; reset it on the host",
@@ -721,11 +714,11 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
                             gpu.pci_id
                         ))
                 ),
-            },
-            Message::Unsupported { gpu } => Diagnosis {
-                observed: "`is not supported by the NVIDIA … driver release`",
-                why: format!("the driver does not support {}", named([*gpu].into_iter())),
-                remedy: (context.gpus.iter())
+            ),
+            Message::Unsupported { gpu } => Diagnosis::new(
+                "`is not supported by the NVIDIA … driver release`",
+                format!("the driver does not support {}", named([*gpu].into_iter())),
+                (context.gpus.iter())
                     .find(|one| gpu.is_none_or(|at| one.pci_address == at))
                     .map_or_else(
                         || "run `gpu-bootstrap compat` to find a driver that supports it".to_owned(),
@@ -737,7 +730,7 @@ pub(super) fn refusal(messages: &[Message], context: &LogContext<'_>) -> Option<
                             )
                         },
                     ),
-            },
+            ),
             Message::NoFirmware { file, code } => firmware(file.as_deref(), *code, context),
             _ => return None,
         })
@@ -749,41 +742,37 @@ fn firmware(file: Option<&str>, code: Option<u32>, context: &LogContext<'_>) -> 
     let path = file.map_or(String::new(), |file| format!(" (`/lib/firmware/{file}`)"));
     let observed = "GPU firmware could not be loaded";
     match (code, &context.owner) {
-        (Some(code), _) => Diagnosis {
+        (Some(code), _) => Diagnosis::new(
             observed,
-            why: format!(
-                "the GPU firmware of the driver{path} could not be read (error {code})"
-            ),
-            remedy: "run `nvidia-smi`, which starts the GPU again; if this also fails, reboot and reinstall the driver's \
-                     firmware package"
-                .to_owned(),
-        },
-        (None, Some(owner)) => Diagnosis {
+            format!("the GPU firmware of the driver{path} could not be read (error {code})"),
+            "run `nvidia-smi`, which starts the GPU again; if this also fails, reboot and reinstall the driver's \
+             firmware package",
+        ),
+        (None, Some(owner)) => Diagnosis::new(
             observed,
-            why: format!(
+            format!(
                 "the GPU firmware of the driver{path} is not in the kernel's firmware search path"
             ),
-            remedy: format!(
+            format!(
                 "{} provides the driver and its firmware: restart the service or pod that loads the driver, and check its \
                  log; `/sys/module/firmware_class/parameters/path` contains the directory that the kernel searches",
                 owner.name
             ),
-        },
-        (None, None) => Diagnosis {
+        ),
+        (None, None) => Diagnosis::new(
             observed,
-            why: format!("the GPU firmware of the driver{path} does not exist"),
-            remedy: "install the driver's firmware package in the version of the loaded module"
-                .to_owned(),
-        },
+            format!("the GPU firmware of the driver{path} does not exist"),
+            "install the driver's firmware package in the version of the loaded module",
+        ),
     }
 }
 
 /// Returns the reason why the kernel rejected the driver module, if a driver is installed but not loaded.
-pub(super) fn not_loaded(messages: &[Message], context: &LogContext<'_>) -> Option<Diagnosis> {
+pub(super) fn not_loaded(messages: &[Message], context: &LogContext<'_>) -> Option<Fault> {
     let (row, _) = kernel_log::rows(messages).find(|(row, _)| row.kind == Kind::Load)?;
     context
         .idle
-        .then(|| Diagnosis::new(row.why.clone(), remedy_of(row, context)))
+        .then(|| Fault::new(&row.why, remedy_of(row, context)))
 }
 
 /// Returns the remedy of a row for the owner of the driver.
@@ -797,7 +786,7 @@ fn remedy_of(row: &Line, context: &LogContext<'_>) -> String {
 
 /// Returns the reason in the log why GPUs have no driver: the module was not loaded, or it failed to start a GPU. The cause
 /// is the matching row that comes first in the table; the other matching rows are appended to the text.
-pub(super) fn reason(messages: &[Message], context: &LogContext<'_>) -> Option<Diagnosis> {
+pub(super) fn reason(messages: &[Message], context: &LogContext<'_>) -> Option<Fault> {
     let believed = kernel_log::rows(messages).filter(|(row, places)| match row.kind {
         Kind::Load => context.idle,
         Kind::Start => places.is_empty() || places.iter().any(|at| context.has(*at)),
@@ -805,11 +794,10 @@ pub(super) fn reason(messages: &[Message], context: &LogContext<'_>) -> Option<D
     });
     let rows: Vec<&Line> = believed.map(|(row, _)| row).collect();
     let (first, others) = rows.split_first()?;
-    Some(Diagnosis {
-        observed: "a line with the reason",
-        why: with(&first.why, others),
-        remedy: remedy_of(first, context),
-    })
+    Some(Fault::new(
+        with(&first.why, others),
+        remedy_of(first, context),
+    ))
 }
 
 /// Returns a reason, followed by the reasons of the other rows.
@@ -843,8 +831,8 @@ fn init(messages: &[Message], source: &str, context: &LogContext<'_>) -> Finding
         ..finding(Verdict::Fail, why)
     };
     // The reason comes before the failure that it causes.
-    if let Some(refusal) = refusal(messages, context) {
-        return failed(refusal.observed, refusal.why, &refusal.remedy);
+    if let Some(Diagnosis { observed, fault }) = refusal(messages, context) {
+        return failed(observed, fault.why, &fault.remedy);
     }
     let down: Vec<Option<PciAddress>> = messages
         .iter()
@@ -1817,7 +1805,7 @@ mod tests {
             ..context(&[])
         };
         let messages = kernel_log::read([line(2).as_str()]);
-        let refusal = super::refusal(&messages, &context).unwrap();
+        let refusal = super::refusal(&messages, &context).unwrap().fault;
         assert!(
             refusal.remedy.contains("GPU Operator"),
             "{}",

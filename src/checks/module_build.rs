@@ -2,13 +2,13 @@
 
 use camino::Utf8Path;
 
-use super::{log, messages};
+use super::messages;
 use crate::{
     check::{REBOOT, Subject},
     dkms,
     facts::Os,
     host::ReadFiles,
-    model::{pattern, text::shell_word},
+    model::{fault::Fault, pattern, text::shell_word},
     state::{DriverPart, nvidia_module, owner},
     step::StepError,
     tools::{
@@ -24,7 +24,7 @@ use crate::{
 pub(super) async fn without_module(
     subject: &Subject<'_>,
     is_bound: bool,
-) -> Result<Option<log::Diagnosis>, StepError> {
+) -> Result<Option<Fault>, StepError> {
     let files = subject.host.files();
     let os = subject.facts.os.as_ref();
     let Some(running) = &subject.facts.kernel.running else {
@@ -65,7 +65,7 @@ pub(super) async fn without_module(
                     }
                     None => format!("{remedy}, then run `dkms autoinstall`"),
                 };
-                log::Diagnosis::new(
+                Fault::new(
                     format!("{why}: {cause}"),
                     format!("{remedy}; `{log}` contains the errors"),
                 )
@@ -79,7 +79,7 @@ pub(super) async fn without_module(
                     true => REBOOT,
                     false => "modprobe nvidia",
                 };
-                log::Diagnosis::new(
+                Fault::new(
                     why,
                     match upgrade_command(subject, &version).await? {
                         Some(command) => format!(
@@ -97,7 +97,7 @@ pub(super) async fn without_module(
     }
     if let Some(gone) = dkms::without_source(files)?.filter(|_| ends_at_it) {
         let directory = format!("{}/{gone}", dkms::TREE);
-        return Ok(Some(log::Diagnosis::new(
+        return Ok(Some(Fault::new(
             format!(
                 "{why}; DKMS before 3.1 does not build any module while `{directory}` has no source"
             ),
@@ -117,7 +117,7 @@ pub(super) async fn without_module(
             [] => String::new(),
             others => format!("; headers of {} are installed", others.join(", ")),
         };
-        return Ok(Some(log::Diagnosis::new(
+        return Ok(Some(Fault::new(
             format!(
                 "DKMS cannot build driver {version}: no headers of the running kernel {running} are installed{others}"
             ),
@@ -153,7 +153,7 @@ pub(super) async fn without_module(
                      this kernel)"
                 ),
             };
-            return Ok(Some(log::Diagnosis::new(
+            return Ok(Some(Fault::new(
                 format!("{why}; only {kernel} has one"),
                 format!("{build}{boot}"),
             )));
@@ -174,7 +174,7 @@ pub(super) async fn without_module(
                 "or install the package of this file".to_owned(),
             ),
         };
-        log::Diagnosis::new(
+        Fault::new(
             format!(
                 "the NVIDIA module of the running kernel {running} is a dangling symlink to {of}; `{link}` points to \
                  `{target}`, which does not exist"

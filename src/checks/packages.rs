@@ -17,6 +17,7 @@ use crate::{
     facts::Os,
     host::ReadFiles,
     model::{
+        fault::Fault,
         id::Id,
         text::{counted, shell_word},
         version::DriverVersion,
@@ -270,11 +271,11 @@ const CUDA_REPOSITORIES: &str = "/compute/cuda/repos/";
 
 /// Returns the first NVIDIA CUDA source whose URL has no distribution directory, because a variable in the URL was empty
 /// (NVIDIA/nvidia-container-toolkit issue 402).
-fn nowhere(entries: &[SourceEntry]) -> Option<(String, String)> {
+fn nowhere(entries: &[SourceEntry]) -> Option<Fault> {
     let entry = (entries.iter().filter(|entry| entry.enabled))
         .find(|entry| entry.uri.ends_with(CUDA_REPOSITORIES.trim_end_matches('/')))?;
     let SourceEntry { file, written, .. } = entry;
-    Some((
+    Some(Fault::new(
         format!(
             "`{written}` in `{file}` is not a repository, because it lacks the distribution directory"
         ),
@@ -296,8 +297,7 @@ fn is_of_another_distribution(found: &str, wanted: &str) -> bool {
 
 /// A source for another distribution release.
 struct Foreign {
-    why: String,
-    remedy: String,
+    fault: Fault,
     /// The source prevents the installation of a driver.
     stops: bool,
 }
@@ -309,11 +309,6 @@ fn foreign(
     profiles: &[Profile],
     refresh: &str,
 ) -> Option<Foreign> {
-    let minor = |(why, remedy)| Foreign {
-        why,
-        remedy,
-        stops: false,
-    };
     let name = os.pretty_name.as_deref().unwrap_or(&os.id);
     let own = Profile::of(profiles, os);
     let others: Vec<&OwnArchives> = (profiles.iter())
@@ -330,15 +325,17 @@ fn foreign(
             let mut of_file = entries.iter().filter(|other| other.file == *file);
             let is_only = of_file.all(|other| archives.have_drivers(&other.uri));
             return Some(Foreign {
-                why: format!(
-                    "`{file}` has {} packages (`{suite}`), which are not made for this machine: {name}",
-                    archives.title
+                fault: Fault::new(
+                    format!(
+                        "`{file}` has {} packages (`{suite}`), which are not made for this machine: {name}",
+                        archives.title
+                    ),
+                    match (is_only, shell_word(file)) {
+                        // The package managers ignore files with this suffix.
+                        (true, file) => format!("run `mv {file} {file}.disabled && {refresh}`"),
+                        _ => format!("remove these entries from `{file}`, then run `{refresh}`"),
+                    },
                 ),
-                remedy: match (is_only, shell_word(file)) {
-                    // The package managers ignore files with this suffix.
-                    (true, file) => format!("run `mv {file} {file}.disabled && {refresh}`"),
-                    _ => format!("remove these entries from `{file}`, then run `{refresh}`"),
-                },
                 stops: archives.have_drivers(uri),
             });
         }
@@ -353,33 +350,36 @@ fn foreign(
                 "`{file}` contains the NVIDIA repository `{found}`, but this machine ({name}) needs `{wanted}`"
             );
             return (is_release && found != wanted).then(|| Foreign {
-                why,
-                remedy: match (is_alone, shell_word(file)) {
-                    // The package managers ignore files with this suffix.
-                    (true, file) if stops => format!("run `mv {file} {file}.disabled && {refresh}`"),
-                    _ => format!("remove this entry from `{file}`, or change it to `{wanted}`"),
-                },
+                fault: Fault::new(
+                    why,
+                    match (is_alone, shell_word(file)) {
+                        // The package managers ignore files with this suffix.
+                        (true, file) if stops => format!("run `mv {file} {file}.disabled && {refresh}`"),
+                        _ => format!("remove this entry from `{file}`, or change it to `{wanted}`"),
+                    },
+                ),
                 stops,
             });
         }
         let (vendor, rest) = runtimes::vendor_repository(uri)?;
         let codename = os.version_codename.as_deref()?;
         (rest.split('/').next()? == os.id && !suite.contains('/') && suite != codename).then(|| {
-            minor((
+            let fault = Fault::new(
                 format!("`{file}` contains the {vendor} repository for `{suite}`, but this machine is {name} (`{codename}`)"),
                 format!("change `{suite}` to `{codename}` in `{file}`"),
-            ))
+            );
+            Foreign { fault, stops: false }
         })
     })
 }
 
 /// Returns the first source that uses the CentOS mirror list service. It was shut down at the end of CentOS Linux 7
 /// (2024-06-30), so dnf and yum fail (error messages: NVIDIA/gpu-operator issues 321 and 379).
-fn retired(entries: &[SourceEntry]) -> Option<(String, String)> {
+fn retired(entries: &[SourceEntry]) -> Option<Fault> {
     let is_of_it = |entry: &&SourceEntry| entry.uri.contains("://mirrorlist.centos.org/");
     let entry = (entries.iter().filter(|entry| entry.enabled)).find(is_of_it)?;
     let file = &entry.file;
-    Some((
+    Some(Fault::new(
         format!(
             "`{file}` uses `mirrorlist.centos.org`, which CentOS has shut down, so each installation and update fails"
         ),
@@ -391,7 +391,7 @@ fn retired(entries: &[SourceEntry]) -> Option<(String, String)> {
 }
 
 /// Returns the container toolkit sources with an outdated URL.
-fn moved(entries: &[SourceEntry]) -> Option<(String, String)> {
+fn moved(entries: &[SourceEntry]) -> Option<Fault> {
     let old: Vec<(&SourceEntry, &str)> = (entries.iter().filter(|entry| entry.enabled))
         .filter_map(|entry| Some((entry, entry.moved_to()?)))
         .collect();
@@ -403,7 +403,7 @@ fn moved(entries: &[SourceEntry]) -> Option<(String, String)> {
         .map(|(entry, _)| format!("`{}`", entry.file))
         .collect();
     files.dedup();
-    Some((
+    Some(Fault::new(
         format!(
             "the container toolkit repository has a new URL, so updates can fail (NVIDIA no longer publishes packages \
              per distribution): {}",
@@ -421,7 +421,7 @@ fn moved(entries: &[SourceEntry]) -> Option<(String, String)> {
 }
 
 /// Returns the sources with repositories that were shut down.
-fn shut_down(entries: &[SourceEntry]) -> Option<(String, String)> {
+fn shut_down(entries: &[SourceEntry]) -> Option<Fault> {
     let found: Vec<(&SourceEntry, &str)> = (entries.iter().filter(|entry| entry.enabled))
         .filter_map(|entry| Some((entry, entry.shut_down()?)))
         .collect();
@@ -430,7 +430,7 @@ fn shut_down(entries: &[SourceEntry]) -> Option<(String, String)> {
         .map(|(entry, _)| format!("`{}`", entry.file))
         .collect();
     files.dedup();
-    Some((
+    Some(Fault::new(
         format!(
             "each update fails, because {} uses a repository that was shut down",
             files.join(", ")
@@ -471,9 +471,9 @@ fn sources(
             let mut whys: Vec<&str> = issues.iter().map(|issue| issue.why.as_str()).collect();
             let mut remedy = first.remedy.clone();
             // A new key is not sufficient if the URL of the source is outdated.
-            if let Some((why, instead)) = moved.as_ref().filter(|_| first.impact != Impact::All) {
-                whys.push(why);
-                remedy = format!("{instead}; then {remedy}");
+            if let Some(moved) = moved.as_ref().filter(|_| first.impact != Impact::All) {
+                whys.push(&moved.why);
+                remedy = format!("{}; then {remedy}", moved.remedy);
             }
             let (status, impact) = match first.impact {
                 Impact::All => (Verdict::Fail, "cannot install or update packages"),
@@ -497,10 +497,10 @@ fn sources(
                 ..finding(status, format!("{name} {impact}: {}", whys.join("; ")))
             });
         }
-        if let Some((why, remedy)) = retired(&entries).or_else(|| shut_down(&entries)) {
+        if let Some(Fault { why, remedy }) = retired(&entries).or_else(|| shut_down(&entries)) {
             return Ok(finding(Verdict::Fail, why).with_remedy(remedy));
         }
-        if let Some((why, remedy)) = nowhere(&entries) {
+        if let Some(Fault { why, remedy }) = nowhere(&entries) {
             return Ok(finding(Verdict::Warn, why).with_remedy(remedy));
         }
         let foreign =
@@ -510,9 +510,9 @@ fn sources(
                 true => Verdict::Fail,
                 false => Verdict::Warn,
             };
-            return Ok(finding(status, foreign.why).with_remedy(foreign.remedy));
+            return Ok(finding(status, foreign.fault.why).with_remedy(foreign.fault.remedy));
         }
-        if let Some((why, remedy)) = moved {
+        if let Some(Fault { why, remedy }) = moved {
             return Ok(finding(Verdict::Warn, why).with_remedy(remedy));
         }
     }

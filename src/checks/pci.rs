@@ -11,7 +11,8 @@ use crate::{
     check::{Family, Finding, Subject, Verdict},
     facts::{Facts, GpuFact, PciFact},
     model::{
-        gpu::ArchitectureEvidence, id::Id, pci::PciAddress, text::shell_word, version::Branch,
+        fault::Fault, gpu::ArchitectureEvidence, id::Id, pci::PciAddress, text::shell_word,
+        version::Branch,
     },
     state::{DriverPart, KernelLog, is_nova, is_reserved, owner},
     step::StepError,
@@ -248,9 +249,9 @@ fn counts(found: &[Bound<'_>]) -> String {
 #[derive(Debug, Clone)]
 struct DriverEvidence {
     /// The reason why the driver rejected the GPU, if known.
-    refusal: Option<log::Diagnosis>,
+    refusal: Option<Fault>,
     /// The reason why the NVIDIA module is not loaded, so that an in-tree driver is bound to the GPU.
-    absent: Option<log::Diagnosis>,
+    absent: Option<Fault>,
     /// The NVIDIA module exists for the running kernel, but is not loaded.
     on_disk: bool,
     /// Driver packages are unpacked but not configured, so no module was built.
@@ -418,34 +419,32 @@ fn fits(found: &[Bound<'_>]) -> Option<String> {
 
 /// Returns a diagnosis if `cuda-drivers` is the only installed driver package. Up to branch 610 it depended on the driver, but
 /// since branch 615 it has no dependencies (cupy/cupy pull request 10295).
-fn hollow(parts: &[DriverPart]) -> Option<log::Diagnosis> {
+fn hollow(parts: &[DriverPart]) -> Option<Fault> {
     let part = parts.first()?;
     let is_hollow = |part: &DriverPart| {
         part.name.starts_with("cuda-drivers") && part.version.branch() >= HOLLOW
     };
     parts.iter().all(is_hollow).then(|| {
-        log::Diagnosis::new(
+        Fault::new(
             format!(
                 "the only installed NVIDIA driver package is {} {}, which no longer contains a driver",
                 part.name, part.version
             ),
             "remove this package, then run `gpu-bootstrap install`, or install `nvidia-open` instead (for GPUs before Turing, \
-             a driver of branch 580)"
-                .to_owned(),
+             a driver of branch 580)",
         )
     })
 }
 
 /// Returns the configuration line that prevents the installed NVIDIA module from being loaded.
-fn denied(subject: &Subject<'_>) -> Result<Option<log::Diagnosis>, StepError> {
+fn denied(subject: &Subject<'_>) -> Result<Option<Fault>, StepError> {
     // In Debian, the module has another name than the driver.
     let modules = [DRIVER, "nvidia-current"].map(str::to_owned);
     let lines = kmod::denials(subject.host.files(), &modules)?;
     Ok(lines.into_iter().next().map(|line| {
-        log::Diagnosis::new(
+        Fault::new(
             format!("the NVIDIA module is denied: {line}"),
-            "remove this line (if nvidia-prime wrote it, run `prime-select nvidia`), regenerate the initramfs, and reboot"
-                .to_owned(),
+            "remove this line (if nvidia-prime wrote it, run `prime-select nvidia`), regenerate the initramfs, and reboot",
         )
     }))
 }
@@ -490,8 +489,8 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
     };
     if let KernelLog::Known { messages, .. } = subject.state.kernel_log().await {
         let context = log::LogContext::of(subject).await?;
-        evidence.refusal =
-            log::refusal(messages, &context).or_else(|| log::reason(messages, &context));
+        evidence.refusal = (log::refusal(messages, &context).map(|refusal| refusal.fault))
+            .or_else(|| log::reason(messages, &context));
         evidence.absent = log::not_loaded(messages, &context);
         evidence.fell = log::off_the_bus(messages).into_iter().flatten().collect();
     }
@@ -648,10 +647,7 @@ mod tests {
         assert_eq!(because(&half), Some(CONSISTENCY));
         // A known reason takes precedence.
         let known = DriverEvidence {
-            refusal: Some(super::log::Diagnosis::new(
-                "DKMS did not build it".to_owned(),
-                "read its log".to_owned(),
-            )),
+            refusal: Some(Fault::new("DKMS did not build it", "read its log")),
             ..half
         };
         assert_eq!(because(&known), None);
@@ -661,9 +657,9 @@ mod tests {
     fn nouveau_finding_contains_the_module_error() {
         let facts = facts();
         let rejected = DriverEvidence {
-            absent: Some(super::log::Diagnosis::new(
-                "the kernel refuses the module".to_owned(),
-                "enroll the key".to_owned(),
+            absent: Some(Fault::new(
+                "the kernel refuses the module",
+                "enroll the key",
             )),
             ..evidence(false)
         };

@@ -7,7 +7,7 @@ use crate::{
     check::{Family, Finding, Subject, Verdict},
     host::ReadFiles,
     model::{id::Id, text::shell_word},
-    runtimes::{Fault, Harm, Report, RuntimeKind, cdi},
+    runtimes::{Harm, Report, RuntimeFault, RuntimeKind, cdi},
     state::has_library,
     step::StepError,
     tools::toolkit,
@@ -40,10 +40,10 @@ fn finding(id: &Id, report: &Report) -> Finding {
         Report::Nothing(why) => say(id, Verdict::Skip, why.as_str()),
         Report::Whole(why) => say(id, Verdict::Pass, *why),
         Report::Faulty(faults) => {
-            let whys: Vec<&str> = faults.iter().map(|fault| fault.why.as_str()).collect();
-            let counts = |fault: &Fault| fault.harm > Harm::Perhaps;
+            let whys: Vec<&str> = faults.iter().map(|one| one.fault.why.as_str()).collect();
+            let counts = |one: &RuntimeFault| one.harm > Harm::Perhaps;
             Finding {
-                remedy: faults.first().map(|fault| fault.remedy.clone()),
+                remedy: faults.first().map(|one| one.fault.remedy.clone()),
                 ..say(
                     id,
                     match faults.iter().any(counts) {
@@ -272,11 +272,7 @@ mod tests {
 
     #[test]
     fn worst_error_determines_the_verdict() {
-        let fault = |why: &str, harm| Fault {
-            why: why.to_owned(),
-            remedy: format!("correct {why}"),
-            harm,
-        };
+        let fault = |why: &str, harm| RuntimeFault::new(harm, why, format!("correct {why}"));
         let faulty = |harms: &[Harm]| {
             let whys = ["a", "b"].into_iter().zip(harms);
             Report::Faulty(whys.map(|(why, harm)| fault(why, *harm)).collect())
@@ -323,11 +319,7 @@ mod tests {
             (Harm::Containers, false),
             (Harm::All, true),
         ] {
-            let fault = Fault {
-                why: String::new(),
-                remedy: String::new(),
-                harm,
-            };
+            let fault = RuntimeFault::new(harm, "", "");
             assert_eq!(Report::of(vec![fault], "").refuses(), refuses, "{harm:?}");
         }
     }

@@ -9,7 +9,7 @@ use crate::{
     compat::matrix::{InstanceDriver, Matrix},
     facts::{Facts, GpuFact},
     host::{ExecError, Output},
-    model::{id::Id, pci::DEVICES, text::counted, version::DriverVersion},
+    model::{fault::Fault, id::Id, pci::DEVICES, text::counted, version::DriverVersion},
     step::StepError,
     tools::{
         gridd::{self, Attempt},
@@ -53,7 +53,7 @@ struct VirtState {
     /// Whether the license client of a vGPU guest driver is installed and configured on a virtual machine.
     has_client: bool,
     /// The reason why the vGPU has no license, and the remedy. `None` if no problem is known.
-    unlicensed: Option<(String, String)>,
+    unlicensed: Option<Fault>,
     /// Whether the vGPU host driver is loaded.
     host_module: bool,
     /// The number of GPUs that offer mediated devices.
@@ -108,9 +108,9 @@ fn printed(output: Result<Output, ExecError>) -> Option<String> {
 }
 
 /// Returns the reason why the vGPU has no license, and the remedy. `None` if no problem is known.
-async fn unlicensed(subject: &Subject<'_>) -> Result<Option<(String, String)>, StepError> {
+async fn unlicensed(subject: &Subject<'_>) -> Result<Option<Fault>, StepError> {
     let (host, state, unit) = (subject.host, subject.state, gridd::UNIT);
-    let absent = (
+    let absent = Fault::new(
         format!("{UNLICENSED}: its license client does not run, because `{unit}` does not exist"),
         format!(
             "install a GRID guest driver that contains `{unit}`, or use another version of the image, then run \
@@ -121,7 +121,7 @@ async fn unlicensed(subject: &Subject<'_>) -> Result<Option<(String, String)>, S
         Ok(None) => return Ok(Some(absent)),
         Ok(Some(unit)) if unit.is_active() => {}
         Ok(Some(one)) => {
-            return Ok(Some((
+            return Ok(Some(Fault::new(
                 format!("{UNLICENSED}: its license client does not run, because `{unit}` is {one}"),
                 format!(
                     "run `systemctl enable --now {unit}`; `journalctl --unit {unit}` shows the reason of a failure"
@@ -153,12 +153,12 @@ async fn unlicensed(subject: &Subject<'_>) -> Result<Option<(String, String)>, S
     if let Some(Attempt::Failed { server }) = attempt {
         let server = server.map_or(String::new(), |server| format!(" from {server}"));
         let why = format!("{UNLICENSED}: `nvidia-gridd` failed to acquire a license{server}");
-        return Ok(Some((why, check)));
+        return Ok(Some(Fault::new(why, check)));
     }
     let status = printed(host.query(&gridd::status()).await);
     Ok(status.as_deref().and_then(gridd::unlicensed).map(|status| {
         let why = format!("{UNLICENSED}: the license status is `{status}`");
-        (why, check)
+        Fault::new(why, check)
     }))
 }
 
@@ -182,7 +182,7 @@ fn guest(facts: &Facts, matrix: &Matrix, state: &VirtState) -> Finding {
         (true, None) => return finding(Verdict::Skip, "no vGPU detected".to_owned()),
     };
     match (&state.loaded, &state.unlicensed) {
-        (Some(_), Some((why, remedy))) => Finding {
+        (Some(_), Some(Fault { why, remedy })) => Finding {
             observed: Some(what),
             expected: Some("a license".to_owned()),
             remedy: Some(remedy.clone()),

@@ -21,7 +21,7 @@ use crate::{
     report::human,
     state::State,
     steps::{
-        devices::{self, DevicesState, Disagreement},
+        devices::{self, DevicesState},
         expected::{self, ExpectedGpus},
     },
     tools::{
@@ -134,7 +134,9 @@ fn bus(layers: &mut LayerResults, seen: &DevicesState, facts: &Facts) {
             "run the probe in a virtual machine with one of these GPUs",
         ))
     } else if let Some(loaded) = seen.loaded() {
-        devices::agree(seen, loaded, None).err().map(disagreement)
+        devices::agree(seen, loaded, None)
+            .err()
+            .map(|differ| differ.fault)
     } else {
         Some(LayerFault::new(
             ProbeLayer::Driver,
@@ -174,8 +176,10 @@ fn container(layers: &mut LayerResults, seen: &DevicesState) {
             "start it with GPUs: `--gpus all`, a CDI device `nvidia.com/gpu=all`, or a limit \
              `nvidia.com/gpu` of its pod",
         )),
-        Some(loaded) => devices::agree(seen, loaded, None).err().map(disagreement),
-        None => Some(disagreement(devices::unready(seen, None))),
+        Some(loaded) => devices::agree(seen, loaded, None)
+            .err()
+            .map(|differ| differ.fault),
+        None => Some(devices::unready(seen, None).fault),
     };
     let passed = [
         (
@@ -201,10 +205,6 @@ fn below(
     if let Some(fault) = fault {
         layers.fail(fault);
     }
-}
-
-fn disagreement(differ: Disagreement) -> LayerFault {
-    LayerFault::new(differ.layer, differ.why, differ.hint)
 }
 
 /// Compares the number of GPUs with the number in the provider's instance type, using the rule of `validation.devices`.

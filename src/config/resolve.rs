@@ -27,6 +27,7 @@ use crate::{
     },
     facts::{Facts, GpuFact, Os},
     model::{
+        fault::Fault,
         gpu::GpuIdentity,
         pattern,
         pci::{PciAddress, PciId},
@@ -464,8 +465,8 @@ fn runtime_rows<'a>(
     let served = |row: &&RuntimeRow| row.releases.contains(&release.version_id);
     let mut rows: Vec<&RuntimeRow> = Vec::new();
     for &kind in kinds {
-        if let Some((why, hint)) = choice::unsupported(kind) {
-            return Err(inputs.layers.wrong("runtime.use", why, Some(hint)).into());
+        if let Some(Fault { why, remedy }) = choice::unsupported(kind) {
+            return Err(inputs.layers.wrong("runtime.use", why, Some(remedy)).into());
         }
         let of_kind = profile
             .runtime

@@ -2,6 +2,7 @@
 pub mod clouds;
 pub mod document;
 pub mod environment;
+pub mod fault;
 pub mod findings;
 pub mod id;
 pub mod kubernetes;

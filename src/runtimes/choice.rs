@@ -3,6 +3,7 @@
 use super::{Daemon, OWNERS, RuntimeKind};
 use crate::{
     host::{FilesError, ReadFiles},
+    model::fault::Fault,
     tools::kubelet,
 };
 
@@ -98,14 +99,14 @@ fn set_in(files: &dyn ReadFiles, kind: RuntimeKind) -> Result<Option<&'static st
 
 /// Returns the reason if `install` does not configure a runtime, and the remedy.
 #[must_use]
-pub fn unsupported(kind: RuntimeKind) -> Option<(String, String)> {
+pub fn unsupported(kind: RuntimeKind) -> Option<Fault> {
     let facts = kind.runtime().facts();
     if facts.is_configurable {
         return None;
     }
     let (title, name) = (facts.title, kind.name());
     let default = RuntimeKind::KUBELET_DEFAULT.name();
-    Some((
+    Some(Fault::new(
         format!("`install` does not configure {title}, because this was never tested"),
         format!(
             "set `runtime.use = [\"{default}\"]` to use {default} instead, or `runtime.use = []` to keep {title}: `install` \
@@ -124,7 +125,7 @@ pub fn undecided(
     files: &dyn ReadFiles,
     cluster: Cluster,
     present: &Present,
-) -> Result<Option<(String, String)>, FilesError> {
+) -> Result<Option<Fault>, FilesError> {
     let Some(kind) = present
         .other
         .filter(|_| !matches!(cluster, Cluster::BringsOwn(_)))
@@ -145,7 +146,10 @@ pub fn undecided(
         }
         None => return Ok(None),
     };
-    Ok(unsupported(kind).map(|(why, remedy)| (format!("{used}, and {why}"), remedy)))
+    Ok(unsupported(kind).map(|fault| Fault {
+        why: format!("{used}, and {}", fault.why),
+        ..fault
+    }))
 }
 
 /// Returns the runtimes and the reason.
@@ -315,7 +319,7 @@ mod tests {
             let present = present(&tree, vec![Crio]).expect("readable");
             let found = undecided(&tree, cluster, &present).expect("readable");
             match (&found, refused) {
-                (Some((why, remedy)), Some(words)) => {
+                (Some(Fault { why, remedy }), Some(words)) => {
                     assert!(
                         why.contains(words) && remedy.contains("`runtime.use = []`"),
                         "{why}: {remedy}"

@@ -28,8 +28,8 @@ pub use containerd::{KubernetesDistribution, OWNERS, PROGRAMS};
 pub use edit_command::set_in_runtime;
 pub use version::Version;
 pub use view::{
-    Answer, Broken, Config, ConfigFile, Elsewhere, Fault, Goal, Harm, LackError, LiveConfig,
-    PickUp, Place, ReadError, ReloadWords, Report, RuntimeView, Surroundings, Validated,
+    Answer, Broken, Config, ConfigFile, Elsewhere, Goal, Harm, LackError, LiveConfig, PickUp,
+    Place, ReadError, ReloadWords, Report, RuntimeFault, RuntimeView, Surroundings, Validated,
 };
 
 use crate::{

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    Containers, Fault, Harm, LiveConfig, OneContainer, Place, ReadError, Report, Runtime,
-    RuntimeFacts, RuntimeView, Surroundings, Version, cdi, mounts, quiet, words,
+    Containers, Harm, LiveConfig, OneContainer, Place, ReadError, Report, Runtime, RuntimeFacts,
+    RuntimeFault, RuntimeView, Surroundings, Version, cdi, mounts, quiet, words,
 };
 use crate::{
     host::{Cmd, ExecError, FilesError, Host, Output, Query, ReadFiles, exec::Status},
@@ -50,7 +50,7 @@ fn reads_none(
     files: &dyn ReadFiles,
     version: Version,
     is_alone: bool,
-) -> Result<Option<Fault>, FilesError> {
+) -> Result<Option<RuntimeFault>, FilesError> {
     if !(READS_CDI..READS_GROUPS).contains(&version) {
         return Ok(None);
     }
@@ -75,25 +75,25 @@ fn reads_none(
     if unread.is_empty() {
         return Ok(None);
     }
-    Ok(Some(Fault {
-        remedy: format!(
-            "install Podman {} or newer; or omit the groups: add \
-             `NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS=no-additional-gids-for-device-nodes` to \
-             `/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env`, then run `systemctl restart nvidia-cdi-refresh`",
-            READS_GROUPS
-        ),
+    Ok(Some(RuntimeFault::new(
         // If there is also a daemon, GPU containers may be started with the daemon instead of Podman.
-        harm: match is_alone {
+        match is_alone {
             true => Harm::Containers,
             false => Harm::Perhaps,
         },
-        why: format!(
+        format!(
             "Podman {version} cannot read {}; containers with a GPU do not start (`unresolvable CDI devices`), because the \
                  container toolkit added device node groups, which Podman supports since {}",
             unread.join(" and "),
             READS_GROUPS
         ),
-    }))
+        format!(
+            "install Podman {} or newer; or omit the groups: add \
+             `NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS=no-additional-gids-for-device-nodes` to \
+             `/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env`, then run `systemctl restart nvidia-cdi-refresh`",
+            READS_GROUPS
+        ),
+    )))
 }
 
 #[async_trait]

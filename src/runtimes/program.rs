@@ -2,7 +2,7 @@
 
 use camino::Utf8Path;
 
-use super::view::{Fault, Harm};
+use super::view::{Harm, RuntimeFault};
 use crate::{
     host::{FilesError, ReadFiles},
     tools::toolkit,
@@ -64,7 +64,7 @@ impl Named<'_> {
     ///
     /// # Errors
     /// If a directory cannot be read.
-    pub fn fault(&self, files: &dyn ReadFiles) -> Result<Option<Fault>, FilesError> {
+    pub fn fault(&self, files: &dyn ReadFiles) -> Result<Option<RuntimeFault>, FilesError> {
         let Self {
             of,
             unit,
@@ -82,17 +82,13 @@ impl Named<'_> {
             true => "install `nvidia-container-toolkit`, which contains it",
             false => "install the program",
         };
-        Ok(Some(Fault {
-            why: format!(
-                "runtime `{runtime}` of {of}{place}: `{program}` does not exist, {follows}"
-            ),
-            remedy: format!(
-                "{package}, or remove the runtime; then run `systemctl restart {unit}`"
-            ),
-            harm: match self.counts() {
+        Ok(Some(RuntimeFault::new(
+            match self.counts() {
                 true => Harm::Containers,
                 false => Harm::Perhaps,
             },
-        }))
+            format!("runtime `{runtime}` of {of}{place}: `{program}` does not exist, {follows}"),
+            format!("{package}, or remove the runtime; then run `systemctl restart {unit}`"),
+        )))
     }
 }

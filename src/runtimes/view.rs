@@ -8,7 +8,10 @@ use std::{
 use camino::Utf8PathBuf;
 
 use super::version::Version;
-use crate::host::{ExecError, FilesError, Output, Query, Reader};
+use crate::{
+    host::{ExecError, FilesError, Output, Query, Reader},
+    model::fault::Fault,
+};
 
 /// The machine of a runtime, and the data about the runtime that is already known.
 #[derive(Clone, Copy)]
@@ -182,12 +185,19 @@ impl<'a> Goal<'a> {
 
 /// An error in the files of a runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
-    /// The error and its effect.
-    pub why: String,
-    /// The remedy.
-    pub remedy: String,
+pub struct RuntimeFault {
     pub harm: Harm,
+    pub fault: Fault,
+}
+
+impl RuntimeFault {
+    /// Creates an error.
+    pub fn new(harm: Harm, why: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self {
+            harm,
+            fault: Fault::new(why, remedy),
+        }
+    }
 }
 
 /// The effect of an error.
@@ -209,13 +219,13 @@ pub enum Report {
     /// The files are valid. The text describes the check.
     Whole(&'static str),
     /// The errors, in the order of detection. Never empty.
-    Faulty(Vec<Fault>),
+    Faulty(Vec<RuntimeFault>),
 }
 
 impl Report {
     /// Creates a report of the errors, or a positive report.
     #[must_use]
-    pub fn of(faults: Vec<Fault>, whole: &'static str) -> Self {
+    pub fn of(faults: Vec<RuntimeFault>, whole: &'static str) -> Self {
         match faults.is_empty() {
             true => Self::Whole(whole),
             false => Self::Faulty(faults),

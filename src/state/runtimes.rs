@@ -459,7 +459,9 @@ mod tests {
             let state = state(&host, facts());
             let report = state.report(RuntimeKind::Docker).await.unwrap();
             let found = match report {
-                Some(Report::Faulty(faults)) => faults[0].why.contains("has no runtime `nvidia`"),
+                Some(Report::Faulty(faults)) => {
+                    faults[0].fault.why.contains("has no runtime `nvidia`")
+                }
                 _ => false,
             };
             assert_eq!(found, is_told, "{files:?}");

@@ -12,12 +12,12 @@ use crate::{
     config::desired::Desired,
     facts::Facts,
     host::{Nvml, ReadFiles},
-    model::version::DriverVersion,
+    model::{fault::Fault, version::DriverVersion},
     state::State,
     step::{Assessment, Cx, Step, StepError},
     tools::{
-        device_nodes::{self, NodeFault},
-        probe::ProbeLayer,
+        device_nodes,
+        probe::{LayerFault, ProbeLayer},
     },
 };
 
@@ -46,7 +46,7 @@ pub struct DevicesState {
     /// Minor numbers of `/dev/nvidiaN`.
     nodes: Vec<u32>,
     /// An existing device node that is not usable.
-    node_fault: Option<NodeFault>,
+    node_fault: Option<Fault>,
     /// The place where the GPUs were counted, for messages.
     place: &'static str,
 }
@@ -162,12 +162,8 @@ fn nodes(files: &dyn ReadFiles) -> Result<Vec<u32>, StepError> {
 /// A mismatch between two views of the GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disagreement {
-    /// The lowest affected layer.
-    pub layer: ProbeLayer,
-    /// The values that differ.
-    pub why: String,
-    /// The remedy.
-    pub hint: String,
+    /// The lowest affected layer, and the values that differ.
+    pub fault: LayerFault,
     pub recovery: DeviceRecovery,
 }
 
@@ -193,13 +189,11 @@ pub fn agree(
     reinstall: Option<&str>,
 ) -> Result<(), Disagreement> {
     let gpus = state.bound.len();
-    let differ = |layer, why: String, hint: &str| Disagreement {
-        layer,
-        why,
-        hint: hint.into(),
+    let differ = |layer, why: String, remedy: &str| Disagreement {
+        fault: LayerFault::new(layer, why, remedy),
         recovery: DeviceRecovery::Run,
     };
-    let nvml = |why: String, hint: &str| Err(differ(ProbeLayer::Nvml, why, hint));
+    let nvml = |why: String, remedy: &str| Err(differ(ProbeLayer::Nvml, why, remedy));
     for (address, driver) in &state.bound {
         match driver.as_deref() {
             Some("nvidia") => {}
@@ -224,7 +218,7 @@ pub fn agree(
         }
     }
     // Reported before NVML errors, because a faulty node can be the cause of one.
-    if let Some(NodeFault { why, remedy }) = &state.node_fault {
+    if let Some(Fault { why, remedy }) = &state.node_fault {
         return Err(differ(ProbeLayer::DeviceNodes, why.clone(), remedy));
     }
     let view = match &state.nvml {
@@ -297,7 +291,7 @@ fn unready_nvml(nvml: &Nvml, state: &DevicesState, reinstall: Option<&str>) -> D
     };
     let gpus = state.bound.len();
     let mut recovery = DeviceRecovery::Run;
-    let (why, hint) = match nvml {
+    let (why, remedy) = match nvml {
         Nvml::NotLoadable { why } => {
             let command = reinstall.map_or_else(String::new, |command| format!(" (`{command}`)"));
             (
@@ -345,9 +339,7 @@ fn unready_nvml(nvml: &Nvml, state: &DevicesState, reinstall: Option<&str>) -> D
         }
     };
     Disagreement {
-        layer: ProbeLayer::Nvml,
-        why,
-        hint,
+        fault: LayerFault::new(ProbeLayer::Nvml, why, remedy),
         recovery,
     }
 }
@@ -389,9 +381,11 @@ fn decide(
     let reinstall = desired.packages.manager.backend().commands().reinstall;
     if let Err(differ) = agree(state, loaded, Some(reinstall)) {
         let asked = !matches!(state.nvml, Nvml::NotQueried { .. });
-        let Disagreement {
-            layer, why, hint, ..
-        } = differ;
+        let LayerFault {
+            layer,
+            why,
+            remedy: hint,
+        } = differ.fault;
         return match differ.recovery {
             _ if layer == ProbeLayer::Nvml && !asked => Assessment::not_applicable(why),
             DeviceRecovery::Administrator => Assessment::blocked(why, hint),

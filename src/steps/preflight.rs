@@ -24,7 +24,7 @@ use crate::{
         files::{FreeSpace, Limit},
         view,
     },
-    model::text::bytes,
+    model::{fault::Fault, text::bytes},
     runtimes::choice,
     state::view::Sandbox,
     step::{Assessment, Cx, Step, StepError},
@@ -73,7 +73,7 @@ struct PreflightState {
     /// Provider setup of the node that has not finished.
     setups: Vec<&'static ProviderSetup>,
     /// The reason if the settings must select the container runtimes, and the remedy.
-    undecided: Option<(String, String)>,
+    undecided: Option<Fault>,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
@@ -145,10 +145,7 @@ fn unfinished_setups(files: &dyn ReadFiles) -> Result<Vec<&'static ProviderSetup
 }
 
 /// Returns the reason if the settings must select the container runtimes, and the remedy.
-fn undecided(
-    files: &dyn ReadFiles,
-    desired: &Desired,
-) -> Result<Option<(String, String)>, FilesError> {
+fn undecided(files: &dyn ReadFiles, desired: &Desired) -> Result<Option<Fault>, FilesError> {
     let settings = &desired.settings;
     if settings.runtime.r#use.is_some() {
         return Ok(None);
@@ -379,7 +376,7 @@ fn preflight_issues(
             retryable: Some(Duration::from_secs(minutes * 60)),
         });
     }
-    if let Some((why, hint)) = state.undecided.clone() {
+    if let Some(Fault { why, remedy: hint }) = state.undecided.clone() {
         found.push(PreflightIssue {
             why,
             hint,

@@ -5,7 +5,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     host::{FileKind, FilesError, ReadFiles},
-    model::text::shell_word,
+    model::{fault::Fault, text::shell_word},
 };
 
 /// The kernel's list of major device numbers.
@@ -58,20 +58,12 @@ pub fn drivers_of(path: &str) -> &'static [&'static str] {
     }
 }
 
-/// An existing device node that programs cannot use.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeFault {
-    /// The path, and the difference from the expected node.
-    pub why: String,
-    pub remedy: String,
-}
-
 /// Returns the first NVIDIA node in `/dev` with a wrong type or number. If `/proc/devices` does not list the driver, the major
 /// number is not compared.
 ///
 /// # Errors
 /// If `/dev`, a node or `/proc/devices` cannot be read.
-pub fn fault(files: &dyn ReadFiles) -> Result<Option<NodeFault>, FilesError> {
+pub fn fault(files: &dyn ReadFiles) -> Result<Option<Fault>, FilesError> {
     let text = |path: &str| files.read_lossy(Utf8Path::new(path));
     let majors = majors(&text(MAJORS)?.unwrap_or_default());
     for name in files.list("/dev".into())? {
@@ -93,7 +85,7 @@ fn of_node(
     files: &dyn ReadFiles,
     path: &str,
     (major, minor): (Option<u32>, u32),
-) -> Result<Option<NodeFault>, FilesError> {
+) -> Result<Option<Fault>, FilesError> {
     // A symlink may point to the node of another device.
     let real = files.resolve(path.into())?.unwrap_or_else(|| path.into());
     let Some(stat) = files.stat(&real)? else {
@@ -123,15 +115,15 @@ fn of_node(
 /// Returns the fault, with the commands that recreate the node. Containers that use the node must be restarted, because they
 /// have mounted the wrong one. If a device node to mount is missing on the host, a container runtime creates a directory in
 /// its place.
-fn recreated(why: String, remove: &str, path: &str) -> NodeFault {
-    NodeFault {
+fn recreated(why: String, remove: &str, path: &str) -> Fault {
+    Fault::new(
         why,
-        remedy: format!(
+        format!(
             "run `{remove} {}`, then `{}`; restart the containers that use the node",
             shell_word(path),
             creation(path)
         ),
-    }
+    )
 }
 
 /// Returns the command that creates an NVIDIA device node. With `-u`, `-c` is the minor number of a UVM node instead of a GPU.

@@ -21,23 +21,11 @@ use super::PLUGINS;
 use crate::{
     model::{document::check_toml, text::shell_word},
     runtimes::{
-        BUILT_IN, ConfigFile, Version,
+        BUILT_IN, ConfigFile, Harm, RuntimeFault, Version,
         edit_command::{set_in_runtime, table_ends, table_pattern},
     },
     tools::toolkit,
 };
-
-/// An error in a configuration file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfigFault {
-    pub path: Utf8PathBuf,
-    /// The error and its effect.
-    pub why: String,
-    /// The remedy.
-    pub remedy: String,
-    /// Whether the daemon or its CRI plugin does not start. Otherwise the error affects only containers of one runtime.
-    pub refused: bool,
-}
 
 /// The type of runtimes that run a program like runc, as TOML.
 const RUNC: &str = "\"io.containerd.runc.v2\"";
@@ -74,24 +62,23 @@ pub fn faults(
     files: &[ConfigFile],
     strays: &[ConfigFile],
     version: Option<Version>,
-) -> Vec<ConfigFault> {
+) -> Vec<RuntimeFault> {
     let mut found = Vec::new();
     let mut parsed = Vec::new();
     for file in files {
         let Some(text) = &file.text else { continue };
         match check_toml(text) {
-            Err(why) => found.push(ConfigFault {
-                path: file.path.clone(),
-                why: format!(
+            Err(why) => found.push(RuntimeFault::new(
+                Harm::All,
+                format!(
                     "containerd does not start: `{}` is not TOML ({why})",
                     file.path
                 ),
-                remedy: format!(
+                format!(
                     "correct `{}`, then run `systemctl restart containerd`",
                     file.path
                 ),
-                refused: true,
-            }),
+            )),
             Ok(()) => parsed.extend(parse(file)),
         }
     }
@@ -115,29 +102,28 @@ pub fn faults(
         if let (Some(name_of_type), Some(version)) =
             (removed, version.filter(|version| *version >= Version(2, 0)))
         {
-            found.push(ConfigFault {
-                path: runtime.path.to_owned(),
-                why: format!(
+            found.push(RuntimeFault::new(
+                Harm::Containers,
+                format!(
                     "containers of runtime `{name}` do not start: its type `{name_of_type}` (`{}`) does not exist in \
                      containerd {version}",
                     runtime.path
                 ),
-                remedy: format!(
+                format!(
                     "set `runtime_type = \"io.containerd.runc.v2\"` in its table in `{}`, and `BinaryName` in its `options` to \
                      its program; then run `systemctl restart containerd`",
                     runtime.path
                 ),
-                refused: false,
-            });
+            ));
         }
         if of_type.is_none_or(str::is_empty) {
-            found.push(ConfigFault {
-                path: runtime.path.to_owned(),
-                why: format!(
+            found.push(RuntimeFault::new(
+                Harm::Containers,
+                format!(
                     "containers of runtime `{name}` do not start: it has no `runtime_type` (`{}`)",
                     runtime.path
                 ),
-                remedy: match (files.iter().find(|file| file.path == runtime.path))
+                match (files.iter().find(|file| file.path == runtime.path))
                     .and_then(|file| set_in_runtime(file, name, "", "runtime_type", RUNC))
                 {
                     Some(command) => format!(
@@ -148,8 +134,7 @@ pub fn faults(
                         runtime.path
                     ),
                 },
-                refused: false,
-            });
+            ));
         }
     }
     let lost = |name: &str| !runtimes.contains_key(name);
@@ -177,13 +162,13 @@ pub fn faults(
                 || stray.path.to_string(),
                 |directory| directory.join("*.toml").into_string(),
             );
-            found.push(ConfigFault {
-                path: stray.path.clone(),
-                why: format!(
+            found.push(RuntimeFault::new(
+                Harm::Containers,
+                format!(
                     "containerd has no runtime `{name}`: it is configured in `{}`, which is not imported",
                     stray.path
                 ),
-                remedy: match import(files, stray, name, version) {
+                match import(files, stray, name, version) {
                     Some(command) => format!(
                         "run `{command} && systemctl restart containerd`: containerd then reads the runtime; or add \
                          \"{pattern}\" to `imports` in `{root}`"
@@ -193,8 +178,7 @@ pub fn faults(
                          `systemctl restart containerd`"
                     ),
                 },
-                refused: false,
-            });
+            ));
         }
     }
     // Before 2.1, the table of a plugin in a later file replaces the tables in earlier files.
@@ -209,16 +193,15 @@ pub fn faults(
             if lost(name) && name != BUILT_IN {
                 let last = parsed.iter().rev().find(|file| file.plugin().is_some());
                 let last = last.map_or(file.path, |last| last.path);
-                found.push(ConfigFault {
-                    path: last.to_owned(),
-                    why: format!(
+                found.push(RuntimeFault::new(
+                    Harm::Containers,
+                    format!(
                         "containerd has no runtime `{name}`, although it is configured in `{}`: before containerd 2.1, the \
                          plugin table in `{last}` replaces the complete table",
                         file.path
                     ),
-                    remedy: format!("also add runtime `{name}` to `{last}`"),
-                    refused: false,
-                });
+                    format!("also add runtime `{name}` to `{last}`"),
+                ));
             }
         }
     }
@@ -337,23 +320,22 @@ pub fn programs(files: &[ConfigFile], version: Option<Version>) -> Vec<Program> 
 
 /// Finds a file version that is invalid, that containerd does not support, or that does not fit the other files or the plugin
 /// names.
-fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
+fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<RuntimeFault> {
     let root = files.first()?;
     let odd =
         (files.iter()).find(|file| file.format.is_none() && file.root.contains_key("version"));
     if let Some(file) = odd {
-        return Some(ConfigFault {
-            path: file.path.to_owned(),
-            why: format!(
+        return Some(RuntimeFault::new(
+            Harm::All,
+            format!(
                 "containerd does not start: `version` in `{}` is not a number",
                 file.path
             ),
-            remedy: format!(
+            format!(
                 "set `version = 2` without quotes in `{}`, then run `systemctl restart containerd`",
                 file.path
             ),
-            refused: true,
-        });
+        ));
     }
     // Before 2.0, one version applies to all files.
     let is_first = files
@@ -368,48 +350,45 @@ fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Conf
         version.filter(|version| *version < Version(2, 0)),
         unread,
     ) {
-        return Some(ConfigFault {
-            path: file.path.to_owned(),
-            why: format!(
+        return Some(RuntimeFault::new(
+            Harm::Containers,
+            format!(
                 "`{}` has no `version`, so containerd {version} reads it as version 1 and ignores its runtimes \
                  (`plugins.\"{}\"`)",
                 file.path, PLUGINS[0]
             ),
-            remedy: format!(
+            format!(
                 "run `sed -i '1i version = 2' {} && systemctl restart containerd`",
                 shell_word(root.path)
             ),
-            refused: false,
-        });
+        ));
     }
     for file in files {
         let Some(format) = file.format else { continue };
         if let Some(version) = version.filter(|version| format > version.format()) {
             let newest = version.format();
-            return Some(ConfigFault {
-                path: file.path.to_owned(),
-                why: format!(
+            return Some(RuntimeFault::new(
+                Harm::All,
+                format!(
                     "containerd does not start: `{}` has version {format}, and containerd {version} supports up to version \
                      {newest}",
                     file.path
                 ),
-                remedy: format!(
+                format!(
                     "{}; or upgrade containerd",
                     in_version(file.path, format, newest)
                 ),
-                refused: true,
-            });
+            ));
         }
         if let Some(own) = root.format.filter(|own| format > *own) {
-            return Some(ConfigFault {
-                path: file.path.to_owned(),
-                why: format!(
+            return Some(RuntimeFault::new(
+                Harm::All,
+                format!(
                     "containerd does not start: `{}` has version {format}, but the importing `{}` has version {own}",
                     file.path, root.path
                 ),
-                remedy: in_version(file.path, format, own),
-                refused: true,
-            });
+                in_version(file.path, format, own),
+            ));
         }
     }
     short_name(files, version).or_else(|| old_table(files, version))
@@ -417,7 +396,7 @@ fn versions(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Conf
 
 /// Finds a version 1 plugin name in files of a later version. containerd 1.x merges the files, then checks the lists and the
 /// names of the plugin tables. 2.0 and newer check each file, but only its lists.
-fn short_name(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
+fn short_name(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<RuntimeFault> {
     const LISTS: [&str; 2] = ["disabled_plugins", "required_plugins"];
     let together = version.is_some_and(|version| version < Version(2, 0));
     let last = (files.iter().rev()).find_map(|file| file.format);
@@ -447,17 +426,16 @@ fn short_name(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Co
             }
             _ => "",
         };
-        Some(ConfigFault {
-            path: path.to_owned(),
-            why: format!(
+        Some(RuntimeFault::new(
+            Harm::All,
+            format!(
                 "containerd does not start with `{path}`: `{place}` contains the version 1 plugin name `{name}`, but the file \
                  is read as version {format}"
             ),
-            remedy: format!(
+            format!(
                 "replace `{name}` with {long} in `{place}` of `{path}`{leave_out}; then run `systemctl restart containerd`"
             ),
-            refused: true,
-        })
+        ))
     })
 }
 
@@ -476,7 +454,7 @@ fn in_version(path: &Utf8Path, from: i64, to: i64) -> String {
 
 /// Finds a runtime that is only in the version 2 plugin table, in a file with the newest version that containerd reads. In such
 /// a file, containerd reads runtimes only from the newer table.
-fn old_table(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<ConfigFault> {
+fn old_table(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<RuntimeFault> {
     let version = version.filter(|version| *version >= Version(2, 0))?;
     let [old, new] = PLUGINS;
     // Before 2.3, the version in the last file applies to all files. If it is an older one, both tables are read.
@@ -493,19 +471,18 @@ fn old_table(files: &[ParsedConfig<'_>], version: Option<Version>) -> Option<Con
             .keys()
             .find(|name| !is_known(name))?;
         let path = file.path;
-        Some(ConfigFault {
-            path: path.to_owned(),
-            why: format!(
+        Some(RuntimeFault::new(
+            Harm::Containers,
+            format!(
                 "containerd {version} ignores runtime `{name}` in `{path}`; in a file of version {format}, its table must be below \
                  `plugins.\"{new}\"` instead of `{old}`"
             ),
-            remedy: format!(
+            format!(
                 "run `sed -i 's/{}\\(.\\.containerd\\.runtimes\\.\\)/{new}\\1/' {} && systemctl restart containerd`",
                 old.replace('.', "\\."),
                 shell_word(path)
             ),
-            refused: false,
-        })
+        ))
     })
 }
 
@@ -514,7 +491,7 @@ fn first_shim(
     files: &[ParsedConfig<'_>],
     runtimes: &BTreeMap<String, MergedRuntime<'_>>,
     version: Option<Version>,
-) -> Option<ConfigFault> {
+) -> Option<RuntimeFault> {
     const SHIM: [&str; 2] = ["linux", REMOVED[0]];
     let version = version.filter(|version| *version >= Version(1, 3))?;
     let has_toolkit = |keys: &Table| {
@@ -548,18 +525,16 @@ fn first_shim(
             program.is_some_and(toolkit::is_named_in)
         })?;
         let path = file.path;
-        Some(ConfigFault {
-            path: path.to_owned(),
-            why: format!(
+        Some(RuntimeFault::new(
+            Harm::Containers,
+            format!(
                 "pods do not get a GPU, because `{path}` sets `{}` only in `plugins.{name}`; containerd {version} does not use \
                  it for pods",
                 toolkit::RUNTIME_NAME
             ),
-            remedy: "run `nvidia-ctk runtime configure --runtime=containerd --set-as-default`, which makes a runtime `nvidia` \
-                     the default for pods, then run `systemctl restart containerd`"
-                .to_owned(),
-            refused: false,
-        })
+            "run `nvidia-ctk runtime configure --runtime=containerd --set-as-default`, which makes a runtime `nvidia` \
+             the default for pods, then run `systemctl restart containerd`",
+        ))
     })
 }
 
@@ -620,36 +595,38 @@ fn no_default(
     runtimes: &BTreeMap<String, MergedRuntime<'_>>,
     default: Option<(String, &Utf8Path)>,
     version: Option<Version>,
-) -> Option<ConfigFault> {
+) -> Option<RuntimeFault> {
     let built_in = runtimes.is_empty() || version.is_some_and(|version| !version.forgets_runc());
     let (name, path) = match default {
-        Some((name, path)) => (name, path.to_owned()),
+        Some(default) => default,
         None => {
             let (_, first) = runtimes.first_key_value()?;
             // The default is runc if no file sets another one. It can be missing only before 2.0, where configured runtimes
             // replace the built-in runc.
             version.filter(|version| version.forgets_runc())?;
-            (BUILT_IN.to_owned(), first.path.to_owned())
+            (BUILT_IN.to_owned(), first.path)
         }
     };
     let is_there = runtimes.contains_key(&name) || (name == BUILT_IN && built_in);
-    (!is_there && (version.is_some() || name != BUILT_IN)).then(|| ConfigFault {
-        why: format!(
-            "the CRI plugin of containerd does not start: its default runtime `{name}` (`{path}`) is not configured in any file"
-        ),
-        remedy: format!(
-            "configure runtime `{name}` in `{path}`, or set `default_runtime_name` to another one; then run `systemctl restart \
-             containerd`"
-        ),
-        path,
-        refused: true,
+    (!is_there && (version.is_some() || name != BUILT_IN)).then(|| {
+        RuntimeFault::new(
+            Harm::All,
+            format!(
+                "the CRI plugin of containerd does not start: its default runtime `{name}` (`{path}`) is not configured in any \
+                 file"
+            ),
+            format!(
+                "configure runtime `{name}` in `{path}`, or set `default_runtime_name` to another one; then run `systemctl \
+                 restart containerd`"
+            ),
+        )
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::layout::fixtures::{ROOT, file};
-    use super::{ConfigFault, ConfigFile, Version, faults, programs};
+    use super::{ConfigFile, Harm, RuntimeFault, Version, faults, programs};
 
     const DROP_IN: &str = "/etc/containerd/conf.d/99-nvidia.toml";
 
@@ -667,7 +644,7 @@ mod tests {
 
     const TYPE: &str = "runtime_type = 'io.containerd.runc.v2'";
 
-    fn only(found: Vec<ConfigFault>) -> ConfigFault {
+    fn only(found: Vec<RuntimeFault>) -> RuntimeFault {
         assert_eq!(found.len(), 1, "{found:?}");
         found.into_iter().next().unwrap()
     }
@@ -713,10 +690,10 @@ mod tests {
                 ),
             )], Some(Version(2, 0)), ROOT, "its default runtime `nvidia`";
         } {
-            let fault = only(faults(&files, &[], version));
-            assert_eq!(fault.path, path, "{}", fault.why);
+            let RuntimeFault { harm, fault } = only(faults(&files, &[], version));
+            assert!(fault.why.contains(path), "{}", fault.why);
             assert!(fault.why.contains(words), "{}", fault.why);
-            assert!(fault.refused);
+            assert_eq!(harm, Harm::All);
         }
     }
 
@@ -745,8 +722,12 @@ mod tests {
                 assert_eq!(found, [], "{text}");
                 continue;
             };
-            let fault = only(found);
-            assert!(fault.refused && fault.path == ROOT, "{}", fault.why);
+            let RuntimeFault { harm, fault } = only(found);
+            assert!(
+                harm == Harm::All && fault.why.contains(ROOT),
+                "{}",
+                fault.why
+            );
             assert!(fault.why.contains(&format!("`{place}`")), "{}", fault.why);
         }
         // Before 2.0, the version in a later file also applies to the earlier one.
@@ -754,8 +735,8 @@ mod tests {
             file(ROOT, "disabled_plugins = ['cri']\n"),
             file(DROP_IN, &old("nvidia", TYPE)),
         ];
-        let fault = only(faults(&files, &[], Some(Version(1, 7))));
-        assert_eq!(fault.path, ROOT);
+        let fault = only(faults(&files, &[], Some(Version(1, 7)))).fault;
+        assert!(fault.why.contains(ROOT), "{}", fault.why);
         assert!(
             fault.remedy.contains("io.containerd.grpc.v1.cri"),
             "{}",
@@ -775,22 +756,22 @@ mod tests {
             file(ROOT, &new(3, "runc", TYPE)),
             file(DROP_IN, &new(3, "nvidia", "x = 1")),
         ];
-        let fault = only(faults(&files, &[], Some(Version(2, 1))));
-        assert_eq!(fault.path, DROP_IN);
+        let RuntimeFault { harm, fault } = only(faults(&files, &[], Some(Version(2, 1))));
+        assert!(fault.why.contains(DROP_IN), "{}", fault.why);
         assert!(
             fault
                 .why
                 .contains("runtime `nvidia` do not start: it has no `runtime_type`")
         );
         assert!(fault.remedy.contains("sed -i"), "{}", fault.remedy);
-        assert!(!fault.refused);
+        assert_eq!(harm, Harm::Containers);
         // A second line with the same key would make the file invalid.
         let empty = file(DROP_IN, &new(3, "nvidia", "runtime_type = ''"));
-        let fault = only(faults(&[files[0].clone(), empty], &[], Some(Version(2, 1))));
+        let fault = only(faults(&[files[0].clone(), empty], &[], Some(Version(2, 1)))).fault;
         assert!(fault.remedy.contains("s|"), "{}", fault.remedy);
         // A name with other characters would be part of the script.
         let odd = file(DROP_IN, &new(3, "\"a'b\"", "x = 1"));
-        let fault = only(faults(&[files[0].clone(), odd], &[], Some(Version(2, 1))));
+        let fault = only(faults(&[files[0].clone(), odd], &[], Some(Version(2, 1)))).fault;
         assert!(!fault.remedy.contains("sed"), "{}", fault.remedy);
     }
 
@@ -798,7 +779,7 @@ mod tests {
     fn files_without_version_are_read_as_version_1() {
         let unversioned = old("nvidia", TYPE).replace("version = 2\n", "");
         let files = [file(ROOT, &unversioned)];
-        let fault = only(faults(&files, &[], Some(Version(1, 7))));
+        let fault = only(faults(&files, &[], Some(Version(1, 7)))).fault;
         assert!(fault.why.contains("has no `version`"), "{}", fault.why);
         assert!(fault.remedy.contains("version = 2"), "{}", fault.remedy);
         // 2.0 and newer also accept the long name, and another file can set the version for all files.
@@ -807,13 +788,13 @@ mod tests {
         assert!(
             faults(&both, &[], Some(Version(1, 7)))
                 .iter()
-                .all(|fault| !fault.why.contains("has no `version`"))
+                .all(|one| !one.fault.why.contains("has no `version`"))
         );
         let text = "version = '2'\n";
-        let fault = only(faults(&[file(ROOT, text)], &[], None));
-        assert!(fault.refused && fault.why.contains("is not a number"));
+        let RuntimeFault { harm, fault } = only(faults(&[file(ROOT, text)], &[], None));
+        assert!(harm == Harm::All && fault.why.contains("is not a number"));
         let linux = "[plugins.cri.containerd.runtimes.nvidia]\nruntime_type = 'io.containerd.runtime.v1.linux'\n";
-        let fault = only(faults(&[file(ROOT, linux)], &[], Some(Version(2, 1))));
+        let fault = only(faults(&[file(ROOT, linux)], &[], Some(Version(2, 1)))).fault;
         assert!(
             fault.why.contains("does not exist in containerd 2.1"),
             "{}",
@@ -833,8 +814,13 @@ mod tests {
             &only_old, Version(2, 2);
             &only_old.replace("version = 3", "version = 4"), Version(2, 3);
         } {
-            let fault = only(faults(&[file(ROOT, text)], &[], Some(version)));
-            assert!(!fault.refused && fault.path == ROOT, "{}", fault.why);
+            let RuntimeFault { harm, fault } =
+                only(faults(&[file(ROOT, text)], &[], Some(version)));
+            assert!(
+                harm == Harm::Containers && fault.why.contains(ROOT),
+                "{}",
+                fault.why
+            );
             assert!(
                 fault.why.contains("ignores runtime `nvidia`"),
                 "{}",
@@ -863,7 +849,7 @@ mod tests {
         for later in [new(3, "nvidia", TYPE), old("x", TYPE)] {
             let files = [file(ROOT, &only_old), file(DROP_IN, &later)];
             let found = faults(&files, &[], Some(Version(2, 1)));
-            let is_said = (found.iter()).any(|fault| fault.why.contains("ignores runtime"));
+            let is_said = (found.iter()).any(|one| one.fault.why.contains("ignores runtime"));
             assert!(!is_said, "{found:?}");
         }
     }
@@ -889,7 +875,9 @@ mod tests {
             whole, Some(Version(1, 7)), false;
         } {
             let found = faults(&[file(ROOT, &text)], &[], version);
-            let is_said = found.iter().any(|fault| fault.why.contains("it for pods"));
+            let is_said = found
+                .iter()
+                .any(|one| one.fault.why.contains("it for pods"));
             assert_eq!(is_said, said, "{text}: {found:?}");
         }
     }
@@ -914,8 +902,8 @@ mod tests {
             &old("nvidia", TYPE),
         )];
         let root = [file(ROOT, &old("runc", TYPE))];
-        let fault = only(faults(&root, &stray, Some(Version(1, 7))));
-        assert_eq!(fault.path, stray[0].path);
+        let fault = only(faults(&root, &stray, Some(Version(1, 7)))).fault;
+        assert!(fault.why.contains(stray[0].path.as_str()), "{}", fault.why);
         assert!(fault.why.contains("which is not imported"), "{}", fault.why);
         // Before 2.1, the file would replace the table with runc.
         let append = "run `sed -n '/runtimes\\.\"\\?nvidia\"\\?\\]/,$p' /etc/containerd/config.d/99-nvidia.toml \
@@ -928,9 +916,9 @@ mod tests {
                 old("runc", TYPE)
             ),
         )];
-        let fault = only(faults(&importing, &stray, Some(Version(1, 7))));
+        let fault = only(faults(&importing, &stray, Some(Version(1, 7)))).fault;
         assert!(fault.remedy.starts_with(append), "{}", fault.remedy);
-        let fault = only(faults(&importing, &stray, Some(Version(2, 1))));
+        let fault = only(faults(&importing, &stray, Some(Version(2, 1)))).fault;
         let moves = "run `mkdir -p /etc/containerd/conf.d && mv /etc/containerd/config.d/99-nvidia.toml \
                      /etc/containerd/conf.d/ && systemctl restart containerd`";
         assert!(fault.remedy.starts_with(moves), "{}", fault.remedy);
@@ -938,7 +926,7 @@ mod tests {
         let open = [file(ROOT, old("runc", TYPE).trim_end())];
         let newer = [file(stray[0].path.as_str(), &new(3, "nvidia", TYPE))];
         for (root, stray) in [(&open, &stray), (&importing, &newer)] {
-            let fault = only(faults(root, stray, Some(Version(1, 7))));
+            let fault = only(faults(root, stray, Some(Version(1, 7)))).fault;
             assert!(fault.remedy.starts_with("add "), "{}", fault.remedy);
         }
         // It is harmless if the runtime also exists elsewhere.
@@ -957,7 +945,7 @@ mod tests {
         let root = old("nvidia", TYPE);
         let later = old("runc", TYPE);
         let files = [file(ROOT, &root), file(DROP_IN, &later)];
-        let fault = only(faults(&files, &[], Some(Version(1, 7))));
+        let fault = only(faults(&files, &[], Some(Version(1, 7)))).fault;
         assert!(
             fault.why.contains("replaces the complete table"),
             "{}",

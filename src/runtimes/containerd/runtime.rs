@@ -14,7 +14,7 @@ use crate::{
     host::{Cmd, ExecError, FilesError, Host, Output, Query, ReadFiles, Reader},
     model::document::{Document, FileSettings, Format},
     runtimes::{
-        Answer, BUILT_IN, Broken, Config, ConfigFile, Configured, Containers, Fault, Goal, Harm,
+        Answer, BUILT_IN, Broken, Config, ConfigFile, Configured, Containers, Goal, Harm,
         LackError, LiveConfig, NVIDIA, OneContainer, Place, ReadError, Report, Rewritten, Runtime,
         RuntimeFacts, RuntimeView, Surroundings, VARIABLES, Validated, Version, crictl, mounts,
         program::Named,
@@ -156,18 +156,7 @@ impl Runtime for Containerd {
         }
         let files = place.host.files();
         let strays = files::strays(files, &view.files)?;
-        let of_fault = |fault: faults::ConfigFault| Fault {
-            why: fault.why,
-            remedy: fault.remedy,
-            harm: match fault.refused {
-                true => Harm::All,
-                false => Harm::Containers,
-            },
-        };
-        let mut found: Vec<Fault> = (faults::faults(&view.files, &strays, view.version)
-            .into_iter())
-        .map(of_fault)
-        .collect();
+        let mut found = faults::faults(&view.files, &strays, view.version);
         // If containerd does not start with its files, the programs in them have no effect.
         if found.iter().all(|fault| fault.harm != Harm::All) {
             for one in faults::programs(&view.files, view.version) {

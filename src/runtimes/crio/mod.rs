@@ -17,7 +17,10 @@ pub use runtime::Crio;
 use super::{ConfigFile, set_in_runtime};
 use crate::{
     host::Query,
-    model::document::{Document, Format},
+    model::{
+        document::{Document, Format},
+        fault::Fault,
+    },
 };
 
 /// The file that CRI-O reads first.
@@ -149,7 +152,7 @@ pub fn reads_hooks(files: &[ConfigFile]) -> bool {
 
 /// Returns errors for runtimes that exist only in files that CRI-O does not read.
 #[must_use]
-pub fn astray(read: &[ConfigFile], unread: &[ConfigFile]) -> Vec<CrioFault> {
+pub fn astray(read: &[ConfigFile], unread: &[ConfigFile]) -> Vec<Fault> {
     let known: Vec<String> = (read.iter())
         .filter_map(|file| parse(file.text()).ok())
         .flat_map(|config| config.runtimes.into_keys())
@@ -158,28 +161,19 @@ pub fn astray(read: &[ConfigFile], unread: &[ConfigFile]) -> Vec<CrioFault> {
     for file in unread {
         let runtimes = parse(file.text()).unwrap_or_default().runtimes;
         for name in runtimes.into_keys().filter(|name| !known.contains(name)) {
-            found.push(CrioFault {
-                why: format!(
+            found.push(Fault::new(
+                format!(
                     "CRI-O has no runtime `{name}`: it is configured in `{}`, in a directory that CRI-O does not read",
                     file.path
                 ),
-                remedy: format!(
+                format!(
                     "move `{}` into `{DROP_INS}`, then run `systemctl restart crio`",
                     file.path
                 ),
-            });
+            ));
         }
     }
     found
-}
-
-/// An error in the configuration of a runtime.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CrioFault {
-    /// The error and its effect.
-    pub why: String,
-    /// The remedy.
-    pub remedy: String,
 }
 
 /// Returns the reasons if CRI-O does not start with its files, given in reading order. `in_path` checks whether a program is in
@@ -188,7 +182,7 @@ pub struct CrioFault {
 /// Source: CRI-O, `pkg/config/config.go` (`ValidateConmonPath`: a runtime without `monitor_path` uses `conmon` of the parent
 /// table, or the one in `PATH`; the default runtime must exist).
 #[must_use]
-pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioFault> {
+pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<Fault> {
     let mut found = Vec::new();
     let mut runtimes: BTreeMap<String, (Map<String, Value>, &Utf8Path)> = BTreeMap::new();
     let (mut default, mut conmon) = (None, None);
@@ -196,13 +190,13 @@ pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioF
         let document = match Document::parse(Format::Toml, file.text()) {
             Ok(document) => document,
             Err(error) => {
-                found.push(CrioFault {
-                    why: format!(
+                found.push(Fault::new(
+                    format!(
                         "CRI-O does not start: `{}` is not TOML ({error})",
                         file.path
                     ),
-                    remedy: format!("correct `{}`, then run `systemctl restart crio`", file.path),
-                });
+                    format!("correct `{}`, then run `systemctl restart crio`", file.path),
+                ));
                 continue;
             }
         };
@@ -242,11 +236,11 @@ pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioF
     for (name, (keys, path)) in &runtimes {
         let is_vm = keys.get("runtime_type").and_then(Value::as_str) == Some("vm");
         if !is_vm && !says(keys, "monitor_path") && conmon.is_none() && !in_path("conmon") {
-            found.push(CrioFault {
-                why: format!(
+            found.push(Fault::new(
+                format!(
                     "CRI-O does not start: runtime `{name}` has no `monitor_path` (`{path}`), and `conmon` is not in the `PATH`"
                 ),
-                remedy: match (files.iter().find(|file| file.path.as_path() == *path))
+                match (files.iter().find(|file| file.path.as_path() == *path))
                     .filter(|_| in_path(&known))
                     .and_then(|file| {
                         set_in_runtime(file, name, "", "monitor_path", &format!("\"{known}\""))
@@ -258,7 +252,7 @@ pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioF
                         "set `monitor_path = \"{known}\"` in its table in `{path}`, then run `systemctl restart crio`"
                     ),
                 },
-            });
+            ));
         }
     }
     // runc and crun are built in.
@@ -266,12 +260,12 @@ pub fn faults(files: &[ConfigFile], in_path: impl Fn(&str) -> bool) -> Vec<CrioF
         && !runtimes.contains_key(&name)
         && !["runc", "crun"].contains(&name.as_str())
     {
-        found.push(CrioFault {
-            why: format!(
+        found.push(Fault::new(
+            format!(
                 "CRI-O does not start: its default runtime `{name}` (`{path}`) is not configured in any file"
             ),
-            remedy: format!("configure runtime `{name}`, or set another one in `{path}`"),
-        });
+            format!("configure runtime `{name}`, or set another one in `{path}`"),
+        ));
     }
     found
 }

@@ -4,14 +4,14 @@
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{CrioConfig, CrioFault};
+use super::CrioConfig;
 use crate::{
     host::{ExecError, FileKind, FilesError, Output, ReadFiles, Reader},
-    model::document::FileSettings,
+    model::{document::FileSettings, fault::Fault},
     runtimes::{
-        Answer, Config, ConfigFile, Configured, Fault, Goal, Harm, LackError, LiveConfig, Place,
-        ReadError, Report, Runtime, RuntimeFacts, RuntimeView, Surroundings, Validated, cdi,
-        crictl,
+        Answer, Config, ConfigFile, Configured, Goal, Harm, LackError, LiveConfig, Place,
+        ReadError, Report, Runtime, RuntimeFacts, RuntimeFault, RuntimeView, Surroundings,
+        Validated, cdi, crictl,
         program::{Named, is_missing},
         view::{ask, last_lines, last_words, said},
     },
@@ -107,10 +107,7 @@ fn hook_in(files: &dyn ReadFiles, directory: &str) -> Result<Option<String>, Fil
 
 /// Finds the hook of the NVIDIA GPU Operator if CRI-O does not run it, has no toolkit runtime, and there is no CDI
 /// specification.
-fn unread_hook(
-    files: &dyn ReadFiles,
-    read: &[ConfigFile],
-) -> Result<Option<CrioFault>, FilesError> {
+fn unread_hook(files: &dyn ReadFiles, read: &[ConfigFile]) -> Result<Option<Fault>, FilesError> {
     let mut programs = super::programs(read).into_values();
     if super::reads_hooks(read)
         || programs.any(|program| toolkit::is_named_in(&program))
@@ -121,18 +118,18 @@ fn unread_hook(
     let Some(name) = hook_in(files, super::HOOKS)? else {
         return Ok(None);
     };
-    Ok(Some(CrioFault {
-        why: format!(
+    Ok(Some(Fault::new(
+        format!(
             "CRI-O does not run the hook `{directory}/{name}`: not in `hooks_dir`; the hook gives containers access to GPUs",
             directory = super::HOOKS
         ),
-        remedy: format!(
+        format!(
             "set `hooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"{directory}\"]` in `[crio.runtime]` in a file in \
              `{drop_ins}`, then run `systemctl restart crio`; or set `cdi.enabled=true` in the operator's ClusterPolicy",
             directory = super::HOOKS,
             drop_ins = super::DROP_INS
         ),
-    }))
+    )))
 }
 
 #[async_trait]
@@ -196,12 +193,8 @@ impl Runtime for Crio {
             true => Harm::Containers,
             false => Harm::Perhaps,
         };
-        let of_fault = |fault: CrioFault| Fault {
-            why: fault.why,
-            remedy: fault.remedy,
-            harm,
-        };
-        let mut all: Vec<Fault> = faults.into_iter().map(of_fault).collect();
+        let of_fault = |fault| RuntimeFault { harm, fault };
+        let mut all: Vec<RuntimeFault> = faults.into_iter().map(of_fault).collect();
         if all.is_empty() {
             for (name, program) in super::programs(found) {
                 let named = Named {
@@ -214,7 +207,7 @@ impl Runtime for Crio {
                 };
                 if named.counts() {
                     let fault = named.fault(files)?;
-                    all.extend(fault.map(|fault| Fault { harm, ..fault }));
+                    all.extend(fault.map(|fault| RuntimeFault { harm, ..fault }));
                 }
             }
         }

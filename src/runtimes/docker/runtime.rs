@@ -8,10 +8,10 @@ use crate::{
     host::{Cmd, ExecError, FilesError, Host, Output, Query, ReadFiles, Reader},
     model::document::{Document, FileSettings, Format},
     runtimes::{
-        Answer, Broken, Config, ConfigFile, Configured, Containers, Fault, Goal, Harm, LackError,
+        Answer, Broken, Config, ConfigFile, Configured, Containers, Goal, Harm, LackError,
         LiveConfig, OneContainer, OtherForm, PREPARE_DEADLINE, PickUp, Place, ReadError,
-        ReloadWords, Report, Runtime, RuntimeFacts, RuntimeKind, RuntimeView, Surroundings,
-        VARIABLES, Validated, cdi, mounts,
+        ReloadWords, Report, Runtime, RuntimeFacts, RuntimeFault, RuntimeKind, RuntimeView,
+        Surroundings, VARIABLES, Validated, cdi, mounts,
         program::Named,
         quiet,
         view::{ask, last_lines, last_words, said},
@@ -151,26 +151,24 @@ impl Read {
         &self,
         installed: bool,
         (why, remedy, for_sure): (String, Option<String>, bool),
-    ) -> Fault {
+    ) -> RuntimeFault {
         let path = &self.path;
         match installed {
-            true => Fault {
-                why: format!("Docker does not start with `{path}`: {why}"),
-                remedy: remedy.unwrap_or_else(|| {
-                    format!("correct `{path}`, then run `systemctl restart docker`")
-                }),
-                harm: match for_sure {
+            true => RuntimeFault::new(
+                match for_sure {
                     true => Harm::All,
                     false => Harm::Perhaps,
                 },
-            },
-            false => Fault {
-                why: format!(
-                    "Docker is not installed, but it would not start with `{path}`: {why}"
-                ),
-                remedy: format!("correct `{path}`, or remove it"),
-                harm: Harm::Perhaps,
-            },
+                format!("Docker does not start with `{path}`: {why}"),
+                remedy.unwrap_or_else(|| {
+                    format!("correct `{path}`, then run `systemctl restart docker`")
+                }),
+            ),
+            false => RuntimeFault::new(
+                Harm::Perhaps,
+                format!("Docker is not installed, but it would not start with `{path}`: {why}"),
+                format!("correct `{path}`, or remove it"),
+            ),
         }
     }
 }
@@ -181,7 +179,7 @@ impl Read {
 fn lacks_runtime(
     files: &dyn ReadFiles,
     surroundings: Surroundings<'_>,
-) -> Result<Option<Fault>, FilesError> {
+) -> Result<Option<RuntimeFault>, FilesError> {
     let need = match (surroundings.needs_runtime, surroundings.has_toolkit) {
         (Some(owner), _) => {
             format!("which containers need for GPU access on a {owner} system")
@@ -198,16 +196,16 @@ fn lacks_runtime(
     }
     let configure =
         "run `nvidia-ctk runtime configure --runtime=docker && systemctl reload docker`";
-    Ok(Some(Fault {
-        why: format!(
+    Ok(Some(RuntimeFault::new(
+        Harm::Perhaps,
+        format!(
             "Docker has no runtime `nvidia`, {need} (`unknown or invalid runtime name: nvidia`)"
         ),
-        remedy: match files.exists(Utf8Path::new(toolkit::RUNTIME))? {
+        match files.exists(Utf8Path::new(toolkit::RUNTIME))? {
             true => configure.to_owned(),
             false => format!("install `nvidia-container-toolkit`, then {configure}"),
         },
-        harm: Harm::Perhaps,
-    }))
+    )))
 }
 
 /// Returns the validation error of the Docker binary for the file. `None` if the file is valid, or if the binary cannot be
@@ -276,15 +274,15 @@ impl Runtime for Docker {
                 true => format!(", and ignores the existing `{DAEMON_JSON}`"),
                 false => String::new(),
             };
-            return Ok(Some(Report::Faulty(vec![Fault {
-                why: format!(
+            return Ok(Some(Report::Faulty(vec![RuntimeFault::new(
+                Harm::Perhaps,
+                format!(
                     "Docker is a snap (`{}`): it reads `{}`{beside}",
                     form.directory,
                     super::SNAP_CONFIG
                 ),
-                remedy: form.remedy.to_owned(),
-                harm: Harm::Perhaps,
-            }])));
+                form.remedy,
+            )])));
         }
         let one = |fault| Ok(Some(Report::Faulty(vec![fault])));
         let read = Read::of(files)?;
@@ -337,7 +335,7 @@ impl Runtime for Docker {
             if let Some(fault) = named.fault(files)? {
                 return one(match installed {
                     true => fault,
-                    false => Fault {
+                    false => RuntimeFault {
                         harm: Harm::Perhaps,
                         ..fault
                     },
