@@ -6,8 +6,8 @@
 //!
 //! To add a change kind, if no existing one is sufficient:
 //!
-//! 1. Add a variant of [`Change`] here. Its fields are stored in journals, so existing fields must not change.
-//! 2. `cargo check` reports each incomplete `match`: two in `describe.rs`, and `capture` and `apply` in `applier.rs`. Also
+//! 1. Add a variant of [`Change`] here. Its name and fields are stored in journals, so existing ones must not change.
+//! 2. `cargo check` reports each incomplete `match`: one in `describe.rs`, and `capture` and `apply` in `applier.rs`. Also
 //!    extend `preview` there if the change has a diff, `dry_run` if an error can be detected in advance, and
 //!    `is_written_by_tools` if it runs programs that write files.
 //! 3. Implement the work as a method of [`Applier`] in the file of its family. A [`ChangeError`] is created where the error
@@ -62,16 +62,30 @@ pub use unit::RestoreUnit;
 
 use crate::config::desired::{PackageSpec, Repository};
 
-/// One change, as data.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(
-    tag = "kind",
-    rename_all = "kebab-case",
-    rename_all_fields = "kebab-case"
-)]
-pub enum Change {
+/// Defines [`Change`] from its variants, each with its name in journals and reports.
+macro_rules! kinds {
+    ($( $(#[$on:meta])* $kind:literal => $variant:ident $({ $($fields:tt)* })?, )*) => {
+        /// One change, as data.
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "kind", rename_all_fields = "kebab-case")]
+        pub enum Change {
+            $( $(#[$on])* #[serde(rename = $kind)] $variant $({ $($fields)* })?, )*
+        }
+
+        impl Change {
+            /// The serialized name of the change kind, for example `write-file`.
+            pub fn kind(&self) -> &'static str {
+                match self {
+                    $( Self::$variant { .. } => $kind, )*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
     /// Write a file atomically.
-    WriteFile {
+    "write-file" => WriteFile {
         path: Utf8PathBuf,
         /// The complete content.
         content: String,
@@ -83,13 +97,13 @@ pub enum Change {
         over: Option<String>,
     },
     /// Download the key of a repository, verify its fingerprint, and write the keyring and the source.
-    AddRepository { repository: Repository },
+    "add-repository" => AddRepository { repository: Repository },
     /// Download the package lists, at most once per run unless a repository was added.
-    RefreshRepositories,
+    "refresh-repositories" => RefreshRepositories,
     /// Enable a module stream, so that its packages can be installed.
-    EnableStream { module: String, stream: String },
+    "enable-stream" => EnableStream { module: String, stream: String },
     /// Install packages. The packages of all ready steps are installed in one transaction.
-    InstallPackages {
+    "install-packages" => InstallPackages {
         packages: Vec<PackageSpec>,
         /// Installed packages that the plan replaces or removes. Those that `packages` depend on get another version,
         /// possibly an older one. The others are removed. Our holds on these packages do not prevent this, but any other hold
@@ -100,38 +114,38 @@ pub enum Change {
         later: bool,
     },
     /// Repair packages that an interrupted package manager left unconfigured.
-    RepairPackages,
+    "repair-packages" => RepairPackages,
     /// Hold all installed packages with a matching name.
-    HoldPackages {
+    "hold-packages" => HoldPackages {
         /// Shell patterns for the names of installed packages.
         patterns: Vec<String>,
     },
     /// Enable a unit, and start it if `start` is set.
-    EnableUnit { unit: String, start: bool },
+    "enable-unit" => EnableUnit { unit: String, start: bool },
     /// Restart a unit so that it reads its configuration.
-    RestartUnit { unit: String },
+    "restart-unit" => RestartUnit { unit: String },
     /// Set keys in the configuration of a container runtime, and make its daemon use them. If the daemon fails with them, its
     /// previous configuration is restored.
-    ConfigureRuntime {
+    "configure-runtime" => ConfigureRuntime {
         /// The keys, and the configuration that the daemon must have afterwards.
         settings: RuntimeSettings,
     },
     /// Load a kernel module.
-    LoadModule { module: String },
+    "load-module" => LoadModule { module: String },
     /// Rebuild the initramfs of these kernels.
-    RebuildInitramfs {
+    "rebuild-initramfs" => RebuildInitramfs {
         /// Kernel releases.
         kernels: Vec<String>,
     },
     /// Build a DKMS module for one kernel.
-    BuildModule {
+    "build-module" => BuildModule {
         /// DKMS module name.
         module: String,
         /// Kernel release.
         kernel: String,
     },
     /// Run a tool that writes only these files.
-    RunTool {
+    "run-tool" => RunTool {
         /// The purpose, for example `register the nvidia runtime with docker`.
         purpose: String,
         /// Program and arguments.
@@ -143,7 +157,7 @@ pub enum Change {
         repeated: bool,
     },
     /// Pull an image for a validation.
-    PullImage {
+    "pull-image" => PullImage {
         runtime: crate::config::desired::RuntimeKind,
         /// The image name from the settings.
         image: String,
@@ -152,7 +166,7 @@ pub enum Change {
     },
     /// Run a probe. A success is recorded, so that a later run probes again only if an input has changed or the machine was
     /// rebooted.
-    RunProbe {
+    "run-probe" => RunProbe {
         probe: Probe,
         /// The file for the result, in the state directory.
         record: Utf8PathBuf,
@@ -164,27 +178,27 @@ pub enum Change {
         again: bool,
     },
     /// Set kernel parameters now. A file sets them at each boot.
-    SetSysctls {
+    "set-sysctls" => SetSysctls {
         /// The values by name.
         values: BTreeMap<String, String>,
     },
     /// Turn off active swap areas. `/etc/fstab` is changed separately.
-    TurnOffSwap {
+    "turn-off-swap" => TurnOffSwap {
         /// Files and devices.
         areas: Vec<String>,
     },
     /// Join a cluster.
-    JoinCluster {
+    "join-cluster" => JoinCluster {
         /// The cluster, the join method and the registration of the node.
         join: Join,
     },
     /// Wait until the node is Ready, set its labels, and remove the startup taints.
-    AdmitNode {
+    "admit-node" => AdmitNode {
         /// The node and the missing settings.
         admission: Admission,
     },
     /// Reboot the machine after all other changes have finished.
-    Reboot {
+    "reboot" => Reboot {
         /// The reason.
         why: String,
     },
