@@ -90,7 +90,6 @@ pub struct Finding {
 
 impl Finding {
     /// Creates a finding without values and remedy.
-    #[must_use]
     pub fn new(id: Id, status: Verdict, why: impl Into<String>) -> Self {
         Self {
             title: findings::title(&id).to_owned(),
@@ -117,20 +116,17 @@ impl Finding {
     }
 
     /// The remedy, unless it only repeats the command.
-    #[must_use]
     pub fn remedy_text(&self) -> Option<&str> {
         let command = self.command.as_deref().unwrap_or_default();
         (self.remedy.as_deref()).filter(|remedy| *remedy != format!("run `{command}`"))
     }
 
     /// Returns `remedy_class`, or the class in the findings registry if it is not set.
-    #[must_use]
     pub fn class(&self) -> Option<Remedy> {
         (self.remedy_class).or_else(|| findings::row(&self.id).map(|row| row.remedy))
     }
 
     /// The kind of a failure or a warning, and of a difference that was not evaluated.
-    #[must_use]
     pub fn kind(&self) -> Option<Kind> {
         let of_row = || findings::row(&self.id).map_or(Kind::Fault, |row| row.kind);
         match self.status {
@@ -145,7 +141,6 @@ impl Finding {
     }
 
     /// Whether the finding is a failure or a warning of this kind.
-    #[must_use]
     pub fn is(&self, kind: Kind) -> bool {
         matches!(self.status, Verdict::Fail | Verdict::Warn) && self.kind() == Some(kind)
     }
@@ -212,7 +207,6 @@ pub enum FailOn {
 
 impl FailOn {
     /// Whether `check` fails for this finding.
-    #[must_use]
     pub fn selects(self, finding: &Finding) -> bool {
         match self {
             Self::Fail => finding.status == Verdict::Fail,

@@ -22,7 +22,6 @@ pub trait Report: std::error::Error + Send + Sync + 'static {
 }
 
 /// Formats optional additional text, to be appended below the line of an error.
-#[must_use]
 pub fn attached(text: &Option<String>) -> String {
     text.as_ref()
         .map(|text| format!("\n{text}"))
@@ -30,7 +29,6 @@ pub fn attached(text: &Option<String>) -> String {
 }
 
 /// Formats an error and its causes on one line, for use within a sentence.
-#[must_use]
 pub fn one_line(error: &dyn std::error::Error) -> String {
     std::iter::once(error.to_string())
         .chain(causes(error))
@@ -39,7 +37,6 @@ pub fn one_line(error: &dyn std::error::Error) -> String {
 }
 
 /// Returns the chain of causes of an error, outermost first, without the error itself.
-#[must_use]
 pub fn causes(error: &dyn std::error::Error) -> Vec<String> {
     std::iter::successors(error.source(), |cause| cause.source())
         .map(ToString::to_string)

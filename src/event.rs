@@ -199,7 +199,6 @@ pub enum Outcome {
 
 impl Outcome {
     /// The name used in output, events and documents.
-    #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
             Self::Satisfied => "satisfied",
@@ -214,7 +213,6 @@ impl Outcome {
     }
 
     /// Whether steps that depend on a step with this outcome may run.
-    #[must_use]
     pub const fn lets_go_on(self) -> bool {
         matches!(
             self,
@@ -247,7 +245,6 @@ pub struct Summary {
 
 impl Summary {
     /// Counts outcomes.
-    #[must_use]
     pub fn of(outcomes: impl IntoIterator<Item = Outcome>) -> Self {
         let mut summary = Self::default();
         for outcome in outcomes {

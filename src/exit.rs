@@ -40,7 +40,6 @@ pub enum Exit {
 
 impl Exit {
     /// The process exit status.
-    #[must_use]
     pub const fn code(self) -> u8 {
         match self {
             Self::Ok => 0,
@@ -61,7 +60,6 @@ impl Exit {
     }
 
     /// Returns the variant of an exit status. An unknown status becomes `Internal`.
-    #[must_use]
     pub fn of(code: u8) -> Self {
         const ALL: [Exit; 13] = [
             Exit::Ok,

@@ -202,7 +202,6 @@ impl Assessment {
 
 impl StepError {
     /// Returns the reason if the error is caused by a query that is not permitted. This is not a problem of the machine.
-    #[must_use]
     pub fn not_queried(&self) -> Option<&str> {
         match self {
             Self::Exec(ExecError::NotQueried { why, .. }) => Some(why),

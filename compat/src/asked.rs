@@ -13,7 +13,6 @@ pub enum DriverOrBranch {
 }
 
 impl DriverOrBranch {
-    #[must_use]
     pub fn branch(&self) -> Branch {
         match self {
             Self::Version(version) => version.branch(),

@@ -35,7 +35,6 @@ pub struct ChipNameError;
 
 impl ChipName {
     /// The product, or the chip if there is no product name.
-    #[must_use]
     pub fn product_or_chip(&self) -> &str {
         self.product.as_ref().unwrap_or(&self.chip)
     }
@@ -91,7 +90,6 @@ pub struct ArchitectureError {
 
 impl Architecture {
     /// The name.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -175,7 +173,6 @@ pub enum SupportedFlavors {
 
 impl SupportedFlavors {
     /// Returns `true` if a flavor is supported.
-    #[must_use]
     pub fn include(self, flavor: Flavor) -> bool {
         match self {
             Self::Open => flavor == Flavor::Open,

@@ -36,14 +36,12 @@ pub(super) fn evaluate(
 
 /// Returns a report that the candidate builds on this kernel but fails at run time. It also applies to modules that are already
 /// loaded.
-#[must_use]
 pub fn at_work(matrix: &Matrix, kernel: &KernelVersion, offer: &Candidate) -> Option<RuleResult> {
     let rows = matrix.kernel_reports.iter().filter(|row| row.builds);
     reports(rows, kernel, offer).next()
 }
 
 /// Returns the strongest kernel rule result for a candidate, if there is one.
-#[must_use]
 pub fn strongest(
     matrix: &Matrix,
     kernel: &KernelVersion,
@@ -58,7 +56,6 @@ pub fn strongest(
 
 /// Returns whether entries show that a driver builds on the mainline version of a kernel. A mainline kernel that is not newer
 /// than all entries is covered, because the list of known breakages is complete up to there.
-#[must_use]
 pub(super) fn is_covered(matrix: &Matrix, kernel: &KernelVersion, version: &DriverVersion) -> bool {
     let series = kernel.series();
     if kernel.is_mainline() {
@@ -327,7 +324,6 @@ fn oldest(
 }
 
 /// Returns the driver errors that known failures of a candidate on a kernel cause, each with the report of the failure.
-#[must_use]
 pub fn shown_by_errors<'m>(
     matrix: &'m Matrix,
     kernel: &KernelVersion,

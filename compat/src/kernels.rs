@@ -49,7 +49,6 @@ impl Kernels {
     ///
     /// A running kernel without files is ignored: it was removed by an upgrade, or it is the kernel of a container host. The
     /// kernel of an image builder is also ignored. If the kernel of the next boot is unknown, the running kernel always counts.
-    #[must_use]
     pub fn needed(&self) -> Vec<KernelVersion> {
         let is_installed =
             |one: &&KernelVersion| self.installed.is_empty() || self.installed.contains(one);
@@ -62,7 +61,6 @@ impl Kernels {
     }
 
     /// Returns the kernel that a newly installed kernel would replace: the one of the next boot.
-    #[must_use]
     pub fn base(&self) -> Option<KernelVersion> {
         self.needed().pop()
     }
@@ -139,7 +137,6 @@ pub struct Refused {
 
 impl KernelAnswer {
     /// Returns the number of reboots that the decision requires.
-    #[must_use]
     pub const fn reboots(&self, image: bool) -> u32 {
         match self {
             Self::Boot { .. } | Self::Install { .. } if !image => 1,
@@ -158,7 +155,6 @@ impl KernelQuestion {
     /// 4. A kernel of another series.
     ///
     /// The policy must allow a kernel that is not installed yet.
-    #[must_use]
     pub fn answer(&self) -> KernelAnswer {
         if self.kernels.needed().is_empty() {
             return KernelAnswer::Unknown;

@@ -1,7 +1,6 @@
 //! Shell patterns with `*` and `?`, as in apt and dpkg, for package names, package versions and instance types.
 
 /// Returns `true` if the whole text matches the pattern.
-#[must_use]
 pub fn matches(pattern: &str, text: &str) -> bool {
     let (mut pattern, mut text) = (pattern.chars(), text.chars());
     // The pattern after the last `*`, and the text after its match.

@@ -7,7 +7,6 @@ use crate::version::{Branch, CudaVersion};
 
 impl Matrix {
     /// Returns the message if NVIDIA never released a branch for Linux. Windows drivers have more branches, such as 581.
-    #[must_use]
     pub fn unreleased_branch(&self, branch: Branch) -> Option<String> {
         let from = self.branch_list.as_ref()?.complete_from;
         let older = self.branches.iter().map(|row| row.branch);
@@ -23,7 +22,6 @@ impl Matrix {
 
     /// Returns the message if a CUDA version was never released, although a newer one was. Updates (the third number) are not
     /// checked, because NVIDIA also releases them for older versions.
-    #[must_use]
     pub fn unreleased_cuda(&self, cuda: CudaVersion) -> Option<String> {
         let minor = cuda.minor_version();
         let released = self.toolkits.iter().map(|row| row.version.minor_version());

@@ -5,7 +5,6 @@ use std::{io::Read as _, sync::LazyLock};
 use flate2::read::DeflateDecoder;
 
 /// Returns the name that is nearest to a mistyped one.
-#[must_use]
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     known
         .into_iter()
@@ -19,13 +18,11 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 pub const LONGEST: usize = 255;
 
 /// Returns the beginning of an external text for a message. A file may have any size, and many findings may quote it.
-#[must_use]
 pub fn excerpt(text: &str) -> String {
     beginning(text, LONGEST)
 }
 
 /// Returns the first characters of a text, with an ellipsis if it is longer.
-#[must_use]
 pub fn beginning(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -104,7 +104,6 @@ impl DriverVersion {
     }
 
     /// Returns a lower and an upper bound of all versions of a branch. For branch 396, both are displayed as `396.x`.
-    #[must_use]
     pub fn bounds(branch: Branch) -> [Self; 2] {
         [0, u32::MAX].map(|number| Self {
             text: format!("{branch}.x"),

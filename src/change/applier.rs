@@ -65,7 +65,6 @@ impl std::ops::Deref for Applier {
 
 impl Applier {
     /// Creates an applier for one run on a machine. Backups are stored in the state directory.
-    #[must_use]
     pub fn new(host: Host, policy: PackagePolicy, state: Utf8PathBuf) -> Self {
         Self {
             backups: Backups::new(host.files.clone(), &state),

@@ -4,7 +4,6 @@ use crate::change::{Change, Probe};
 
 impl Change {
     /// A one-line summary in the imperative, for plan, progress and journal.
-    #[must_use]
     pub fn summary(&self) -> String {
         match self {
             Self::WriteFile { path, .. } => format!("write `{path}`"),

@@ -237,7 +237,6 @@ pub enum Probe {
 
 impl Change {
     /// Creates a change that writes a world-readable file.
-    #[must_use]
     pub fn write(path: impl Into<Utf8PathBuf>, content: impl Into<String>) -> Self {
         Self::WriteFile {
             path: path.into(),
@@ -249,7 +248,6 @@ impl Change {
 
     /// Returns `true` if the change only repeats a validation after a boot, with the same inputs. This does not change the
     /// machine.
-    #[must_use]
     pub fn only_repeats_validation(&self) -> bool {
         matches!(self, Self::RunProbe { again: true, .. })
     }

@@ -186,7 +186,6 @@ impl Undo {
     }
 
     /// Returns `true` if there is nothing to undo.
-    #[must_use]
     pub fn is_nothing(&self) -> bool {
         match self {
             Self::Nothing { .. } => true,
@@ -202,14 +201,12 @@ impl Undo {
     }
 
     /// Returns `true` if the undo has a part that must run last, see [`Self::split_unloading`].
-    #[must_use]
     pub fn unloads(&self) -> bool {
         self.split_unloading().0.is_some()
     }
 
     /// Splits the undo into two parts: the part that unloads kernel modules or restores kernel parameters, and the rest. The
     /// first part runs last, because daemons need the modules and parameters until their packages are removed.
-    #[must_use]
     pub fn split_unloading(&self) -> (Option<Self>, Option<Self>) {
         match self {
             Self::UnloadModule { .. } | Self::RestoreSysctls { .. } => (Some(self.clone()), None),
@@ -232,7 +229,6 @@ impl Undo {
 
     /// Merges this undo with the undo of the preceding change if possible: two transactions are undone by one run of the
     /// package manager, and two restarts of a unit become one.
-    #[must_use]
     pub fn merge(&self, older: &Self) -> Option<Self> {
         match (self, older) {
             (
@@ -275,7 +271,6 @@ fn union(older: &[FollowUp], newer: &[FollowUp]) -> Vec<FollowUp> {
 
 impl FileAfter {
     /// Returns `true` if a file is in the state after the change. `now` never contains edits.
-    #[must_use]
     pub fn is(&self, now: &Self) -> bool {
         match (self, now) {
             (Self::Any, _) => true,

@@ -88,7 +88,6 @@ impl Env {
     }
 
     /// Returns whether terminals get colors: `NO_COLOR` is unset or empty (<https://no-color.org>), and `TERM` is not `dumb`.
-    #[must_use]
     pub fn wants_colour(vars: &BTreeMap<String, String>) -> bool {
         vars.get("NO_COLOR").is_none_or(String::is_empty)
             && vars.get("TERM").is_none_or(|term| term != "dumb")
@@ -97,13 +96,11 @@ impl Env {
 
 impl Console<'_> {
     /// Returns the style of standard error.
-    #[must_use]
     pub fn err_style(&self) -> Style {
         Style::new(self.err_terminal && self.colour).columns(self.err_width)
     }
 
     /// Returns the style of standard output.
-    #[must_use]
     pub fn out_style(&self) -> Style {
         Style::new(self.out_terminal && self.colour).columns(self.out_width)
     }

@@ -74,7 +74,6 @@ impl Failure {
     }
 
     /// The error.
-    #[must_use]
     pub fn report(&self) -> &dyn Report {
         &*self.0
     }

@@ -96,7 +96,6 @@ pub struct FormValue {
 
 impl FormValue {
     /// Returns an example for messages.
-    #[must_use]
     pub fn example(&self) -> &str {
         let in_template = self.placeholder.trim_matches('@');
         self.example.as_deref().unwrap_or(in_template)
@@ -208,13 +207,11 @@ fn complete(
 }
 
 /// Returns all forms.
-#[must_use]
 pub fn all() -> &'static [Form] {
     &FORMS
 }
 
 /// Returns the form with this name.
-#[must_use]
 pub fn named(name: &str) -> Option<&'static Form> {
     all().iter().find(|form| form.name == name)
 }

@@ -321,7 +321,6 @@ fn values() -> Vec<(String, String)> {
 }
 
 /// Returns the sections of a command, in the order of a manual page. The name of the program itself is empty.
-#[must_use]
 pub fn sections(command: &str) -> Vec<Section> {
     let Some((_, examples, exits)) = COMMANDS.iter().find(|(name, ..)| *name == command) else {
         return Vec::new();

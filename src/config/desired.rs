@@ -118,7 +118,6 @@ pub enum Purpose<'d> {
 impl Desired {
     /// Returns all required packages by purpose. Code that needs the whole set uses this function. It lists each field of the
     /// desired state, so that a new field does not compile until it is listed here.
-    #[must_use]
     pub fn package_groups(&self) -> Vec<(Purpose<'_>, &[PackageSpec])> {
         let Self {
             headers,
@@ -291,7 +290,6 @@ pub struct Prebuilt {
 
 impl Prebuilt {
     /// Returns the accepted signatures.
-    #[must_use]
     pub fn trust(&self) -> Trust {
         Trust {
             keys: self.public_keys.clone(),
@@ -326,19 +324,16 @@ pub struct ModuleOption {
 
 impl DriverSpec {
     /// Whether the module is compiled on the machine.
-    #[must_use]
     pub const fn is_compiled(&self) -> bool {
         self.compiled_as.is_some()
     }
 
     /// The names of its packages that require a driver of exactly their version.
-    #[must_use]
     pub fn exact_names(&self) -> &[String] {
         (self.companions.service.as_ref()).map_or(&[], |service| &service.exact)
     }
 
     /// Returns its packages that require a driver of exactly this version.
-    #[must_use]
     pub fn exact_packages(&self, version: &DriverVersion) -> Vec<PackageSpec> {
         let packages = self.companions.service.as_ref();
         packages.map_or_else(Vec::new, |service| service.at(version))
@@ -409,7 +404,6 @@ pub struct Validation {
 }
 
 /// The time limit for pulling an image, in seconds, in journals that do not contain it.
-#[must_use]
 pub const fn pull_timeout() -> u64 {
     1800
 }

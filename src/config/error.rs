@@ -284,7 +284,6 @@ impl ResolveError {
     }
 
     /// Returns whether the error is due to the machine instead of the configuration. `check` continues after such an error.
-    #[must_use]
     pub const fn is_of_the_machine(&self) -> bool {
         match self {
             Self::Refused(_) => true,

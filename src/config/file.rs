@@ -28,7 +28,6 @@ use crate::{
 };
 
 /// Returns the JSON schema of the configuration, which is stored in `docs/config.schema.json`.
-#[must_use]
 pub fn schema() -> serde_json::Value {
     schemars::schema_for!(Config).to_value()
 }
@@ -411,7 +410,6 @@ settings! {
 
 impl Config {
     /// Returns whether the machine may be without an NVIDIA GPU.
-    #[must_use]
     pub fn is_gpu_optional(&self) -> bool {
         self.gpu == GpuNeed::Optional
     }

@@ -107,7 +107,6 @@ pub struct ModuleMethod {
 
 impl ModuleMethod {
     /// Whether the module is compiled on the machine.
-    #[must_use]
     pub const fn is_compiled(&self) -> bool {
         self.compiled_as.is_some()
     }
@@ -115,7 +114,6 @@ impl ModuleMethod {
 
 impl KernelSpec {
     /// Returns the packages for these kernels. Packages without placeholders are included once.
-    #[must_use]
     pub fn packages(
         &self,
         templates: &[PackageSpec],
@@ -127,7 +125,6 @@ impl KernelSpec {
 
 impl KernelSpec {
     /// Returns the first of these kernels without a possible module, with the reason.
-    #[must_use]
     pub fn refusal<'k>(
         &self,
         kernels: &'k [KernelVersion],
@@ -139,7 +136,6 @@ impl KernelSpec {
     }
 
     /// Returns whether the methods are of several branches, so that the package lists decide.
-    #[must_use]
     pub fn is_open(&self) -> bool {
         let mut branches = self.methods.iter().filter_map(|method| method.branch);
         branches
@@ -148,7 +144,6 @@ impl KernelSpec {
     }
 
     /// Returns shell patterns for names of module packages that contain the kernel and have no required version.
-    #[must_use]
     pub fn module_patterns(&self) -> Vec<String> {
         (self.methods.iter().flat_map(|method| &method.packages))
             .filter(|spec| spec.version.is_none() && spec.name.contains("{kernel}"))
@@ -157,7 +152,6 @@ impl KernelSpec {
     }
 
     /// Returns the names of the kernel packages of these kernels.
-    #[must_use]
     pub fn of_kernels(&self, kernels: &[KernelVersion]) -> Vec<String> {
         let follow = self.methods.iter().flat_map(|method| &method.follow);
         let templates: Vec<PackageSpec> = (self.image.iter().chain(&self.companions))
@@ -220,13 +214,11 @@ pub(super) fn for_its_kernel(version: &str) -> String {
 
 /// Parses a requirement for the build for one kernel, and returns the version pattern and the kernel. `None` for any other
 /// requirement.
-#[must_use]
 pub fn built_for(spec: &PackageSpec) -> Option<(&str, &str)> {
     spec.version.as_deref()?.split_once(FOR)
 }
 
 /// Returns whether a package differs between kernels.
-#[must_use]
 pub fn names_kernel(spec: &PackageSpec) -> bool {
     let has = |text: &str| {
         [
@@ -269,7 +261,6 @@ pub(super) fn expand(
 }
 
 /// Returns the package for one kernel.
-#[must_use]
 pub fn for_kernel(spec: &PackageSpec, kernel: &KernelVersion, arch: &str) -> PackageSpec {
     let (major, minor) = kernel.series();
     let whole = kernel.as_str();
@@ -295,7 +286,6 @@ pub fn for_kernel(spec: &PackageSpec, kernel: &KernelVersion, arch: &str) -> Pac
 }
 
 /// Returns the package for an unknown kernel. Placeholders for the kernel stay in its name and version.
-#[must_use]
 pub fn for_any_kernel(spec: &PackageSpec) -> PackageSpec {
     PackageSpec {
         name: series_unless(&spec.name, "{series}"),

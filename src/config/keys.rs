@@ -78,7 +78,6 @@ fn node(schema: &Value) -> KeyNode {
 }
 
 /// Returns every dotted key.
-#[must_use]
 pub fn all() -> Vec<String> {
     let mut found = Vec::new();
     collect(&TREE, "", &mut found);
@@ -99,7 +98,6 @@ fn collect(node: &KeyNode, prefix: &str, found: &mut Vec<String>) {
 
 /// Returns the secret part of a key's value, based on the type of the key or otherwise on its name. A key that is unknown
 /// here may be a secret in another version of gpu-bootstrap.
-#[must_use]
 pub fn secrecy(path: &[String]) -> Secrecy {
     let mut node = Some(&*TREE);
     for part in path {
@@ -123,7 +121,6 @@ pub fn secrecy(path: &[String]) -> Secrecy {
 }
 
 /// Returns the value of a key if it is a secret or contains one. A URL with credentials is a secret for every key.
-#[must_use]
 pub fn secret(path: &[String], value: &str) -> Option<Secret> {
     let is_secret = match secrecy(path) {
         Secrecy::Whole => !value.is_empty(),
@@ -135,7 +132,6 @@ pub fn secret(path: &[String], value: &str) -> Option<Secret> {
 }
 
 /// Joins two parts of a dotted key.
-#[must_use]
 pub fn join(prefix: &str, name: &str) -> String {
     if prefix.is_empty() {
         name.to_owned()
@@ -148,7 +144,6 @@ pub fn join(prefix: &str, name: &str) -> String {
 const EXPECTED: [(&str, &str); 1] = [("driver.open", "driver.flavor")];
 
 /// Returns the key that was probably meant: a similar one in the same table, or the same name in another table.
-#[must_use]
 pub fn suggestion(
     siblings: &BTreeMap<String, KeyNode>,
     prefix: &str,

@@ -44,7 +44,6 @@ impl fmt::Display for Location {
 
 impl Location {
     /// Returns the location of a byte in a file.
-    #[must_use]
     pub fn in_file(file: &str, text: &str, byte: usize) -> Self {
         let mut end = byte.min(text.len());
         while !text.is_char_boundary(end) {

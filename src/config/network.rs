@@ -30,7 +30,6 @@ pub struct FromEnvironment {
 
 /// Returns the settings from the environment. A proxy type that neither the package manager nor gpu-bootstrap supports
 /// (SOCKS) is ignored.
-#[must_use]
 pub fn from_environment(env: &[(String, String)]) -> Vec<FromEnvironment> {
     let value = |variable: &str| {
         let found = env.iter().find(|(name, _)| name == variable);

@@ -96,13 +96,11 @@ pub struct OwnArchives {
 
 impl OwnArchives {
     /// Whether the URL belongs to one of the archives.
-    #[must_use]
     pub fn contain(&self, url: &str) -> bool {
         self.urls.iter().any(|part| url.contains(part))
     }
 
     /// Whether the URL belongs to one of the archives, and that archive has drivers.
-    #[must_use]
     pub fn have_drivers(&self, url: &str) -> bool {
         self.contain(url) && self.drivers.iter().any(|part| url.contains(part))
     }
@@ -333,7 +331,6 @@ impl Profile {
     }
 
     /// Returns the profile for an operating system, or else the one for its nearest relative.
-    #[must_use]
     pub fn of<'p>(all: &'p [Self], os: &Os) -> Option<&'p Self> {
         std::iter::once(&os.id)
             .chain(&os.id_like)
@@ -377,7 +374,6 @@ impl Profile {
     }
 
     /// Returns whether the value is a path instead of a name.
-    #[must_use]
     pub fn is_path(asked: &str) -> bool {
         asked.contains('/') || asked.ends_with(".toml")
     }
@@ -397,13 +393,11 @@ impl Profile {
     }
 
     /// Returns the release of the machine.
-    #[must_use]
     pub fn release_for(&self, version_id: &str) -> Option<&Release> {
         (self.release.iter()).find(|release| is_of_release(version_id, &release.version_id))
     }
 
     /// Returns the directory of a release in NVIDIA's CUDA repositories.
-    #[must_use]
     pub fn cuda_directory(&self, version_id: &str) -> Option<&str> {
         let mut releases = self.cuda_directories.iter();
         let (_, directory) = releases.find(|(release, _)| is_of_release(version_id, release))?;
@@ -411,7 +405,6 @@ impl Profile {
     }
 
     /// Describes the supported releases: `debian 12, 13 (x86_64, aarch64)`.
-    #[must_use]
     pub fn serves(&self) -> String {
         let releases: Vec<&str> = self
             .release
@@ -428,7 +421,6 @@ impl Profile {
     }
 
     /// Returns the repository with this name for a release.
-    #[must_use]
     pub fn repository_for(&self, name: &str, release: &Release) -> Option<&RepositoryRow> {
         self.repository
             .iter()
@@ -529,7 +521,6 @@ fn is_of_release(version_id: &str, release: &str) -> bool {
 }
 
 /// Describes an operating system.
-#[must_use]
 pub fn described(os: &Os) -> String {
     match &os.version_id {
         Some(version) => format!("{} {version}", os.id),

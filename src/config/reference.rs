@@ -47,27 +47,23 @@ fn collect(schema: &Value, name: &str, rows: &mut Vec<KeyRow>) {
 }
 
 /// Returns all entries in the order of the documentation.
-#[must_use]
 pub fn rows() -> &'static [KeyRow] {
     &ROWS
 }
 
 impl KeyRow {
     /// Returns the default as TOML, if it is the same on every machine.
-    #[must_use]
     pub fn value(&self) -> Option<&str> {
         let value = self.default.as_deref()?.strip_prefix('`')?;
         value.strip_suffix('`').filter(|value| !value.contains('`'))
     }
 
     /// Returns the table of the key, which is empty at the top level, and the name of the key.
-    #[must_use]
     pub fn place(&self) -> (&str, &str) {
         self.name.rsplit_once('.').unwrap_or(("", &self.name))
     }
 
     /// Returns the entry as a Markdown table row.
-    #[must_use]
     pub fn markdown(&self) -> String {
         let default = (self.default.as_ref()).map_or_else(String::new, |text| format!("{text} "));
         format!("| `{}` | {default}| {} |", self.name, self.about)

@@ -99,7 +99,6 @@ impl DriverRow {
 
     /// Returns whether there is one build for each kernel, so that the branches for a kernel are only known from the
     /// package lists.
-    #[must_use]
     pub fn is_rolling(&self) -> bool {
         self.packages.iter().any(|package| package.at == At::Kernel)
     }

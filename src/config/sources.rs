@@ -55,7 +55,6 @@ fn settings(env: impl IntoIterator<Item = (String, String)>) -> Vec<(String, Vec
 
 /// Returns the settings in an environment in the form of [`SettingSources::set`]. They are stored, because a run that resumes
 /// after a reboot has a different environment.
-#[must_use]
 pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<String> {
     settings(env)
         .into_iter()
@@ -65,7 +64,6 @@ pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<Strin
 
 /// Returns the secrets that an assignment sets, including those in an inline table. The assignment may also have the
 /// form `--token=X`.
-#[must_use]
 pub fn secrets(assignment: &str) -> Vec<Secret> {
     let Some((key, value)) = assignment.split_once('=') else {
         return Vec::new();
@@ -112,7 +110,6 @@ fn typed(text: &str) -> Option<Value> {
 }
 
 /// Returns the parts of the key of an assignment. The key may start with dashes, and its parts may be quoted.
-#[must_use]
 pub fn path_of(key: &str) -> Vec<String> {
     let key = key.trim().trim_start_matches('-');
     dotted(key).unwrap_or_else(|| key.split('.').map(str::to_owned).collect())
@@ -303,7 +300,6 @@ impl SettingSources {
     }
 
     /// Returns the settings after merging all sources, by key.
-    #[must_use]
     pub fn provenance(&self) -> Vec<Provenance> {
         let of = |(key, setting): (&String, &PlacedSetting)| Provenance {
             key: key.clone(),
@@ -334,7 +330,6 @@ impl SettingSources {
     }
 
     /// Returns the location of a setting. `None` if it is not set.
-    #[must_use]
     pub fn place(&self, key: &str) -> Option<&Location> {
         self.settings.get(key).map(|setting| &setting.place)
     }

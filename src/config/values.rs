@@ -54,7 +54,6 @@ macro_rules! checked_text {
 
         impl $name {
             /// Returns the text.
-            #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -203,7 +202,6 @@ impl TimeLimit {
     }
 
     /// Returns the seconds.
-    #[must_use]
     pub fn seconds(self) -> u64 {
         self.0
     }
@@ -243,7 +241,6 @@ as_text!(
 pub struct Moment(jiff::Timestamp);
 
 impl Moment {
-    #[must_use]
     pub fn timestamp(self) -> jiff::Timestamp {
         self.0
     }
@@ -284,7 +281,6 @@ impl Size {
     }
 
     /// Returns the bytes.
-    #[must_use]
     pub fn bytes(self) -> u64 {
         self.0
     }
@@ -323,7 +319,6 @@ pub struct Fingerprint(String);
 
 impl Fingerprint {
     /// Returns the digits in upper case without spaces, or `sha256:` and the digest in lower case.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -376,13 +371,11 @@ pub struct AbsolutePath(Utf8PathBuf);
 
 impl AbsolutePath {
     /// Returns the path.
-    #[must_use]
     pub fn into_inner(self) -> Utf8PathBuf {
         self.0
     }
 
     /// A reference to the path.
-    #[must_use]
     pub fn as_path(&self) -> &Utf8Path {
         &self.0
     }
@@ -417,13 +410,11 @@ pub struct Proxy(Url);
 
 impl Proxy {
     /// Returns whether a text is a URL of a supported proxy.
-    #[must_use]
     pub fn is_one(text: &str) -> bool {
         text.parse::<Url>().is_ok()
     }
 
     /// Returns the whole URL with its credentials.
-    #[must_use]
     pub fn expose(&self) -> &str {
         self.0.as_str()
     }
@@ -540,7 +531,6 @@ impl Build {
     pub const COMPILE: &str = "set `driver.build = \"dkms\"`";
 
     /// Returns `Dkms` for a module that is compiled on the machine.
-    #[must_use]
     pub const fn of(is_compiled: bool) -> Self {
         match is_compiled {
             true => Self::Dkms,
@@ -549,13 +539,11 @@ impl Build {
     }
 
     /// Whether the module is compiled on the machine.
-    #[must_use]
     pub const fn is_compiled(self) -> bool {
         matches!(self, Self::Dkms)
     }
 
     /// A human-readable description.
-    #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::Precompiled => "packaged for the kernel",

@@ -24,7 +24,6 @@ pub struct Cancel {
 
 impl Cancel {
     /// Creates an instance without a stop request.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -45,19 +44,16 @@ impl Cancel {
     }
 
     /// Whether the run was stopped because the terminal was closed.
-    #[must_use]
     pub fn hung_up(&self) -> bool {
         self.hung_up.load(Ordering::SeqCst)
     }
 
     /// The exit status, if a stop was requested.
-    #[must_use]
     pub fn exit(&self) -> Option<Exit> {
         self.by.get().copied()
     }
 
     /// A token for code that waits for other programs. It is cancelled when a stop is requested.
-    #[must_use]
     pub fn token(&self) -> CancellationToken {
         self.token.clone()
     }

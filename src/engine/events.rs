@@ -99,7 +99,6 @@ impl Events {
 
     /// Returns the event stream of another run with the same subscribers. Its events are numbered
     /// from 0.
-    #[must_use]
     pub fn of_next(&self, run: &str) -> Self {
         let EventsState {
             clock,
@@ -111,19 +110,16 @@ impl Events {
         Self::new(run, clock.clone(), secrets.clone(), Arc::clone(stream))
     }
 
-    #[must_use]
     pub fn run(&self) -> &str {
         &self.shared.run
     }
 
     /// The secrets that the run hides.
-    #[must_use]
     pub fn secrets(&self) -> &Secrets {
         &self.shared.secrets
     }
 
     /// The time since the stream began.
-    #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.shared.elapsed()
     }

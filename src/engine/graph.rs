@@ -92,7 +92,6 @@ impl Graph {
     }
 
     /// Returns the order of a subset of the steps. Dependencies through removed steps are kept.
-    #[must_use]
     pub fn only(&self, keep: &[bool]) -> Self {
         let kept: Vec<usize> = (0..keep.len()).filter(|at| keep[*at]).collect();
         let place = |at: usize| kept.iter().position(|kept| *kept == at);

@@ -46,7 +46,6 @@ pub(super) fn daemons() -> impl Iterator<Item = (StepId, Daemon)> {
 
 /// Returns the container runtimes that gpu-bootstrap has installed or configured. Without root the
 /// journal is unreadable, so no runtime is reported as ours.
-#[must_use]
 pub fn our_runtimes(host: &Host) -> Vec<RuntimeKind> {
     let applied = Journal::read(host).map(|history| fold(&history.lines).applied);
     let applied = applied.unwrap_or_default();
@@ -62,7 +61,6 @@ pub fn our_runtimes(host: &Host) -> Vec<RuntimeKind> {
 
 /// Returns the packages held by gpu-bootstrap. Without root the journal is unreadable, so no hold
 /// is reported as ours.
-#[must_use]
 pub fn holds(host: &Host) -> BTreeSet<String> {
     Journal::read(host).map_or_else(
         |_| BTreeSet::new(),

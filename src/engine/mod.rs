@@ -427,7 +427,6 @@ impl Session {
     }
 
     /// The current machine state.
-    #[must_use]
     pub fn state(&self) -> Arc<State> {
         self.inner.state()
     }
@@ -513,7 +512,6 @@ impl Session {
 
 impl Options {
     /// Whether a step or finding is selected.
-    #[must_use]
     pub fn wants(&self, id: &str) -> bool {
         let named = |names: &[String]| names.iter().any(|name| stands_for(name, id));
         (self.only.is_empty() || named(&self.only)) && !self.skips(id)
@@ -604,7 +602,6 @@ impl Tools {
 }
 
 /// Creates a run ID from the start time and the process ID.
-#[must_use]
 pub fn run_id(clock: &dyn Clock) -> String {
     format!(
         "{}-{}",

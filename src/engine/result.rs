@@ -25,7 +25,6 @@ pub enum Mode {
 
 impl Mode {
     /// The name used on the command line and in events.
-    #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
             Self::Check => "check",
@@ -65,7 +64,6 @@ pub struct RunReport {
 
 impl RunReport {
     /// Creates the report of a run without steps.
-    #[must_use]
     pub const fn new(mode: Mode, run: String, exit: Exit) -> Self {
         Self {
             mode,
@@ -83,7 +81,6 @@ impl RunReport {
     }
 
     /// The number of steps with each outcome.
-    #[must_use]
     pub fn summary(&self) -> Summary {
         Summary::of(self.steps.iter().map(|step| step.outcome))
     }

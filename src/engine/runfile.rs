@@ -60,7 +60,6 @@ pub struct StepProgress {
 }
 
 /// The path of the file.
-#[must_use]
 pub fn path() -> Utf8PathBuf {
     Utf8Path::new(RUN).join("run.json")
 }
@@ -76,7 +75,6 @@ pub struct RunFile {
 
 impl RunFile {
     /// Creates the file writer for this process.
-    #[must_use]
     pub fn new(files: Arc<dyn Files>, command: String) -> Self {
         Self {
             files,

@@ -71,7 +71,6 @@ pub struct RunFault {
     pub hint: Option<String>,
 }
 
-#[must_use]
 pub fn path() -> Utf8PathBuf {
     Utf8Path::new(RUN).join("status.json")
 }
@@ -93,7 +92,6 @@ pub struct StatusFile {
 }
 
 impl StatusFile {
-    #[must_use]
     pub fn new(files: Arc<dyn Files>, clock: Arc<dyn Clock>) -> Self {
         Self {
             files,

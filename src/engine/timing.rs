@@ -41,7 +41,6 @@ pub struct Timing {
 impl Timing {
     /// Returns the seconds from a bare machine to a Ready node. `None` if the node is not ready, or
     /// if an image was built.
-    #[must_use]
     pub fn to_ready(&self) -> Option<f64> {
         (self.exit == Some(Exit::Ok.code()) && !self.image).then_some(self.seconds)
     }

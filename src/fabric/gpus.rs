@@ -15,7 +15,6 @@ impl FromIterator<(u32, Option<GpuFabric>)> for Gpus {
 
 impl Gpus {
     /// Selects these GPUs.
-    #[must_use]
     pub fn of(devices: &[NvmlDevice]) -> Self {
         (devices.iter())
             .filter(|gpu| gpu.fabric.is_some() || gpu.error.is_some())
@@ -24,13 +23,11 @@ impl Gpus {
     }
 
     /// Whether there are none.
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Returns their number.
-    #[must_use]
     pub const fn len(&self) -> usize {
         self.0.len()
     }
@@ -42,27 +39,23 @@ impl Gpus {
 
     /// Whether a GPU has not joined its fabric. GPUs that have joined do not need a fabric manager on this machine: in a guest,
     /// the host's fabric manager registers them.
-    #[must_use]
     pub fn wait(&self) -> bool {
         self.known().any(|(_, gpu)| !gpu.has_joined())
     }
 
     /// Returns the indices of the GPUs that did not respond.
-    #[must_use]
     pub fn silent(&self) -> Vec<u32> {
         let silent = self.0.iter().filter(|(_, gpu)| gpu.is_none());
         silent.map(|(index, _)| *index).collect()
     }
 
     /// Returns the indices of the GPUs whose registration has not finished.
-    #[must_use]
     pub fn waiting(&self) -> Vec<u32> {
         let waiting = (self.known()).filter(|(_, gpu)| gpu.state != FabricProgress::Completed);
         waiting.map(|(index, _)| index).collect()
     }
 
     /// Returns the indices of the GPUs whose registration has failed, and the NVML code of the first one.
-    #[must_use]
     pub fn failed(&self) -> Option<(Vec<u32>, u32)> {
         let failed = |gpu: &GpuFabric| gpu.state == FabricProgress::Completed && gpu.status != 0;
         let (indices, codes): (Vec<u32>, Vec<u32>) = (self.known())
@@ -73,7 +66,6 @@ impl Gpus {
     }
 
     /// Describes each GPU that has not joined or did not respond.
-    #[must_use]
     pub fn outside(&self) -> Vec<String> {
         (self.0.iter())
             .filter_map(|(index, gpu)| match gpu {
@@ -85,7 +77,6 @@ impl Gpus {
     }
 
     /// Describes each GPU with a fabric that is not healthy. GPUs whose driver reports no health are healthy.
-    #[must_use]
     pub fn unhealthy(&self) -> Vec<String> {
         (self.known())
             .filter_map(|(index, gpu)| Some(format!("GPU {index}: {}", fault(gpu)?)))

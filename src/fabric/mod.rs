@@ -51,7 +51,6 @@ pub struct Service {
 
 impl Service {
     /// Returns its packages that require a driver of exactly this version.
-    #[must_use]
     pub fn at(&self, version: &DriverVersion) -> Vec<PackageSpec> {
         let spec = |name: &String| PackageSpec {
             name: name.clone(),
@@ -73,7 +72,6 @@ pub enum Switches {
 
 impl Switches {
     /// Returns the switches that the facts show.
-    #[must_use]
     pub fn of(matrix: &Matrix, facts: &Facts) -> Self {
         match switches(matrix, facts) {
             None => Self::None,
@@ -86,7 +84,6 @@ impl Switches {
     pub const NOT_NEEDED: &str = "no NVSwitch, so no fabric manager is required";
 
     /// Returns the sentence that the switches need the fabric manager.
-    #[must_use]
     pub fn need(&self) -> String {
         let by = |evidence: &Evidence| match evidence {
             Evidence::Bus(_) | Evidence::ProductData => String::new(),
@@ -112,7 +109,6 @@ impl Switches {
 }
 
 /// Whether the GPUs are part of a rack, whose switches are managed elsewhere.
-#[must_use]
 pub fn is_in_rack(matrix: &Matrix, facts: &Facts) -> bool {
     (facts.gpus.iter()).any(|gpu| matrix.board(&gpu.identity()).fabric() == Fabric::Imex)
 }

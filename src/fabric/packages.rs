@@ -23,7 +23,6 @@ const SUBNET_MANAGER: &str = "nvlsm";
 
 /// Returns the package of the fabric manager for a driver branch. Before branch 580, its name depends on the package manager
 /// (AWS ParallelCluster cookbook; NVIDIA repositories for Ubuntu and RHEL).
-#[must_use]
 pub fn package(branch: Branch, manager: Option<Manager>) -> String {
     match manager {
         Some(manager) if branch < ONE_NAME => match manager.backend().has_branch_in_names() {

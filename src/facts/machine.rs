@@ -33,7 +33,6 @@ const SYSTEM_CONTAINERS: [&str; 5] = ["systemd-nspawn", "lxc", "lxc-libvirt", "o
 
 impl Facts {
     /// The container manager, if this is a container.
-    #[must_use]
     pub fn container(&self) -> Option<&str> {
         let word = self.virtualization.as_deref()?;
         let of = |words: &[&str]| words.contains(&word);
@@ -41,7 +40,6 @@ impl Facts {
     }
 
     /// The container manager, if this is an application container.
-    #[must_use]
     pub fn application_container(&self) -> Option<&str> {
         self.container()
             .filter(|word| APPLICATION_CONTAINERS.contains(word))

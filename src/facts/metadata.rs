@@ -69,7 +69,6 @@ enum NotReported {
 impl<'h> Service<'h> {
     /// Returns the service of this machine. `within` is the time limit, `silences` the maximum
     /// number of attempts without a response.
-    #[must_use]
     pub fn of(host: &'h Host, within: Duration, silences: u32) -> Self {
         Self {
             http: &*host.http,

@@ -140,7 +140,6 @@ pub struct Kernel {
 
 impl Kernel {
     /// The running and the next kernel, without duplicates.
-    #[must_use]
     pub fn bootable(&self) -> Vec<String> {
         let mut kernels: Vec<String> = [&self.running, &self.next_boot]
             .into_iter()
@@ -231,7 +230,6 @@ pub struct GpuFact {
 
 impl GpuFact {
     /// The identity of the GPU in the matrix.
-    #[must_use]
     pub fn identity(&self) -> GpuIdentity {
         GpuIdentity {
             pci_id: self.pci_id,

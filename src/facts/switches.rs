@@ -27,7 +27,6 @@ pub enum Evidence {
 const BASEBOARD: usize = 8;
 
 /// Returns the required fabric software and the evidence, or `None` without evidence of switches.
-#[must_use]
 pub fn switches(matrix: &Matrix, facts: &Facts) -> Option<(Fabric, Evidence)> {
     if facts.gpus.is_empty() {
         return None;

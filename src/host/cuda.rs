@@ -87,7 +87,6 @@ pub enum CudaFault {
 
 impl CudaView {
     /// Creates a view that contains only the error.
-    #[must_use]
     pub fn without(fault: CudaFault) -> Self {
         Self {
             start: Err(fault),

@@ -3,13 +3,11 @@
 use sha2::{Digest, Sha256};
 
 /// The SHA-256 of some bytes.
-#[must_use]
 pub fn sha256(content: &[u8]) -> String {
     hex(&Sha256::digest(content))
 }
 
 /// Bytes in lower-case hex.
-#[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
 

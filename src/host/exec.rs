@@ -139,7 +139,6 @@ impl Cmd {
     /// Creates a command with [`QUERY_DEADLINE`], which [`Cmd::deadline`] changes. Untrusted values
     /// must not be parsed as options: pass them after `--` or as `--option=VALUE`. `tools/tests.rs`
     /// enforces this.
-    #[must_use]
     #[cfg_attr(test, track_caller)]
     pub fn new<A: Into<String>>(program: &str, args: impl IntoIterator<Item = A>) -> Self {
         #[cfg(test)]
@@ -190,7 +189,6 @@ impl Cmd {
     }
 
     /// The human-readable command line.
-    #[must_use]
     pub fn line(&self) -> String {
         std::iter::once(&self.program)
             .chain(&self.args)
@@ -202,7 +200,6 @@ impl Cmd {
 
 impl Query {
     /// Creates a command that does not change the machine.
-    #[must_use]
     #[cfg_attr(test, track_caller)]
     pub fn new<A: Into<String>>(program: &str, args: impl IntoIterator<Item = A>) -> Self {
         Self(Cmd::new(program, args))
@@ -228,20 +225,17 @@ impl Query {
         self
     }
 
-    #[must_use]
     pub fn cmd(&self) -> &Cmd {
         &self.0
     }
 }
 
 impl Output {
-    #[must_use]
     pub fn ok(&self) -> bool {
         self.status == Status::Exited(0)
     }
 
     /// Whether the middle of standard output was dropped because it was too large.
-    #[must_use]
     pub fn is_cut(&self) -> bool {
         self.stdout.lines().any(|line| line.starts_with(LEFT_OUT))
     }
@@ -287,7 +281,6 @@ impl Output {
 pub const LEFT_OUT: &str = "[… ";
 
 /// Returns the last [`TAIL_LINES`] lines of a text.
-#[must_use]
 pub fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")

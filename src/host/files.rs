@@ -17,7 +17,6 @@ const UNFINISHED: &str = ".gpu-bootstrap-new";
 
 /// Returns the temporary name for a file that is being written: hidden, with a suffix that daemons
 /// ignore in their `.d` directories.
-#[must_use]
 pub fn unfinished(name: &str, pid: u32, number: u32) -> String {
     format!("{}{pid}-{number}{UNFINISHED}", stem(name))
 }
@@ -113,7 +112,6 @@ pub struct Inodes {
 
 impl FreeSpace {
     /// Whether there are too few inodes for the files of packages, regardless of the free space.
-    #[must_use]
     pub fn lacks_inodes(&self) -> bool {
         self.inodes.is_some_and(|inodes| inodes.free < FEW_INODES)
     }
@@ -150,7 +148,6 @@ impl Limit {
     }
 
     /// The stable identifier for scripts.
-    #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
             Self::Space => "no-disk-space",
@@ -163,7 +160,6 @@ impl Limit {
     }
 
     /// The remedy for the filesystem at this mount point.
-    #[must_use]
     pub fn remedy(self, mount: &Utf8Path, free_space: &FreeSpace) -> String {
         let free = format!(
             "{} of {} free",
@@ -261,7 +257,6 @@ pub enum FilesError {
 
 impl FilesError {
     /// The filesystem, if it is full or read-only.
-    #[must_use]
     pub fn disk(&self) -> Option<&FullFilesystem> {
         match self {
             Self::Io { disk, .. } => disk.as_deref(),
@@ -270,7 +265,6 @@ impl FilesError {
     }
 
     /// The reason of [`Self::NotReported`], which is not a problem of the machine.
-    #[must_use]
     pub fn not_reported(&self) -> Option<&'static str> {
         match self {
             Self::NotReported { why, .. } => Some(why),
@@ -279,14 +273,12 @@ impl FilesError {
     }
 
     /// Whether permission was denied to this user. Root may have access.
-    #[must_use]
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied)
     }
 
     /// The stable identifier for scripts, if the filesystem rejected the write or the file is
     /// untrusted.
-    #[must_use]
     pub fn reason(&self) -> Option<&'static str> {
         if matches!(self, Self::Foreign { .. }) {
             return Some("untrusted-file");
@@ -295,7 +287,6 @@ impl FilesError {
     }
 
     /// The remedy, if the filesystem rejected the write or the file is untrusted.
-    #[must_use]
     pub fn hint(&self) -> Option<String> {
         if let Self::Foreign { at, .. } = self {
             let at = shell_word(at);

@@ -96,7 +96,6 @@ pub struct NvmlDevice {
 
 impl NvmlDevice {
     /// Returns the cluster and clique IDs, if the GPU has joined a fabric with a cluster ID.
-    #[must_use]
     pub fn clique(&self) -> Option<(&str, u32)> {
         let fabric = self.fabric.as_ref().filter(|fabric| fabric.has_joined())?;
         Some((fabric.cluster.as_deref()?, fabric.clique))
@@ -125,7 +124,6 @@ pub struct GpuFabric {
 
 impl GpuFabric {
     /// Whether the registration has finished successfully.
-    #[must_use]
     pub fn has_joined(&self) -> bool {
         self.state == FabricProgress::Completed && self.status == 0
     }
@@ -192,7 +190,6 @@ pub struct MigShare {
 }
 
 /// Returns a UUID without the prefix of NVML, as in CUDA.
-#[must_use]
 pub fn bare_uuid(uuid: &str) -> &str {
     uuid.trim_start_matches("GPU-").trim_start_matches("MIG-")
 }

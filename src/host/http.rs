@@ -29,7 +29,6 @@ pub enum HttpError {
 
 impl HttpError {
     /// Whether a retry may succeed.
-    #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Transport { .. } => true,

@@ -29,7 +29,6 @@ pub struct Tree {
 
 impl Tree {
     /// Creates a machine without known files. `why` is the reason other files are unknown.
-    #[must_use]
     pub fn new(why: &'static str) -> Self {
         Self {
             entries: BTreeMap::new(),
@@ -60,7 +59,6 @@ impl Tree {
     }
 
     /// Creates a host with only these files.
-    #[must_use]
     pub fn host(self) -> Host {
         let why = self.why;
         read_only::host(self, why)

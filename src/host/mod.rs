@@ -55,7 +55,6 @@ pub struct Reader<'h>(&'h Host);
 
 impl Host {
     /// Returns the read-only view.
-    #[must_use]
     pub fn reader(&self) -> Reader<'_> {
         Reader(self)
     }
@@ -63,7 +62,6 @@ impl Host {
 
 impl<'h> Reader<'h> {
     /// Read access to files.
-    #[must_use]
     pub fn files(&self) -> &'h dyn ReadFiles {
         &*self.0.files
     }
@@ -78,13 +76,11 @@ impl<'h> Reader<'h> {
     }
 
     /// Memory and processes.
-    #[must_use]
     pub fn system(&self) -> &'h dyn System {
         &*self.0.system
     }
 
     /// The current time.
-    #[must_use]
     pub fn now(&self) -> jiff::Timestamp {
         self.0.clock.now()
     }

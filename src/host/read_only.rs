@@ -31,7 +31,6 @@ pub struct Rejecting {
 }
 
 /// Creates a read-only host with these files. `why` is the reason in the errors.
-#[must_use]
 pub fn host<R: ReadFiles + 'static>(files: R, why: &'static str) -> Host {
     let refusing = Rejecting { why };
     let files = Arc::new(ReadOnly::new(files, why));
@@ -47,7 +46,6 @@ pub fn host<R: ReadFiles + 'static>(files: R, why: &'static str) -> Host {
 
 impl<R: ReadFiles> ReadOnly<R> {
     /// Wraps a file reader. `why` is the reason in the errors of write operations.
-    #[must_use]
     pub fn new(files: R, why: &'static str) -> Self {
         Self { files, why }
     }

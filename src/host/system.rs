@@ -34,7 +34,6 @@ pub(super) fn one_line(text: &str) -> String {
 impl Process {
     /// Whether the first argument or the process name (such as `k3s-agent`) is this program. Any
     /// user can fake both.
-    #[must_use]
     pub fn is_called(&self, program: &str) -> bool {
         let first = (self.command.as_deref()).and_then(|line| line.split(' ').next());
         let file = first.and_then(|path| path.rsplit('/').next());
@@ -167,7 +166,6 @@ fn total(meminfo: &str) -> Option<u64> {
 }
 
 /// Returns the real user ID in `/proc/PID/status`, proc_pid_status(5).
-#[must_use]
 pub fn real_user(status: &str) -> Option<u32> {
     let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     uids.split_whitespace().next()?.parse().ok()

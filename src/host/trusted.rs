@@ -27,7 +27,6 @@ pub struct Trusted<'f> {
 impl<'f> Trusted<'f> {
     /// `by_root` is whether the files control what root does. If not, nothing is rejected: other
     /// users cannot change the machine, and the tree of another machine is only examined.
-    #[must_use]
     pub fn new(files: &'f dyn ReadFiles, by_root: bool) -> Self {
         Self { files, by_root }
     }

@@ -44,7 +44,6 @@ pub enum JoinKind {
 
 impl JoinKind {
     /// The properties of the join method. `None` if the machine does not join a cluster.
-    #[must_use]
     pub const fn row(self) -> Option<&'static MethodRow> {
         Some(match self {
             Self::None => return None,
@@ -58,7 +57,6 @@ impl JoinKind {
     }
 
     /// The container runtime that its kubelet uses.
-    #[must_use]
     pub fn runtimes(self) -> Cluster {
         self.row().map_or(Cluster::None, |row| row.runtimes)
     }
@@ -162,7 +160,6 @@ pub enum Leave {
 }
 
 impl Leave {
-    #[must_use]
     pub fn implementation(&self) -> Box<dyn Leaving + '_> {
         match self {
             Self::Kubeadm {
@@ -255,7 +252,6 @@ pub enum SecretKind {
 }
 
 impl JoinMethod {
-    #[must_use]
     pub fn implementation(&self) -> Box<dyn Joining + '_> {
         match self {
             Self::Kubeadm {
@@ -302,7 +298,6 @@ impl JoinMethod {
     }
 
     /// Its name in the settings.
-    #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Kubeadm { .. } => "kubeadm",
@@ -315,7 +310,6 @@ impl JoinMethod {
     }
 
     /// The location of its token.
-    #[must_use]
     pub const fn token_source(&self) -> Option<&TokenSource> {
         match self {
             Self::Kubeadm { discovery, .. } => match discovery {
@@ -340,7 +334,6 @@ impl JoinMethod {
     }
 
     /// The secret files that the join method reads, with their formats.
-    #[must_use]
     pub fn secret_files(&self) -> Vec<(&Utf8PathBuf, SecretKind)> {
         use SecretKind::{Environment, Kubeconfig, Token};
         let mut files = Vec::new();

@@ -35,13 +35,11 @@ use crate::{
 pub const SCHEMA: u32 = 2;
 
 /// The path of the journal.
-#[must_use]
 pub fn path() -> Utf8PathBuf {
     Utf8Path::new(STATE).join("journal.jsonl")
 }
 
 /// The path of the receipt.
-#[must_use]
 pub fn receipt_path() -> Utf8PathBuf {
     Utf8Path::new(STATE).join("receipt.json")
 }
@@ -237,7 +235,6 @@ pub struct Policy {
 
 impl Policy {
     /// Selects the part of a policy that an undo needs.
-    #[must_use]
     pub fn of(policy: &PackagePolicy) -> Self {
         Self {
             manager: policy.manager,

@@ -151,7 +151,6 @@ pub struct AppliedChange {
 }
 
 /// Computes the receipt of a journal.
-#[must_use]
 pub fn fold(lines: &[JournalLine]) -> Receipt {
     let mut receipt = Receipt {
         schema: SCHEMA,

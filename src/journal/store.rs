@@ -141,7 +141,6 @@ impl Journal {
     }
 
     /// The receipt with the applied changes.
-    #[must_use]
     pub fn receipt(&self) -> Receipt {
         fold(&self.state().lines)
     }

@@ -31,13 +31,11 @@ pub const STRATEGY: &str = "nvidia.com/mig.strategy";
 pub const CAPABLE: &str = "nvidia.com/mig.capable";
 
 /// Whether MIG mode is enabled. The GPU is then only usable through its MIG devices.
-#[must_use]
 pub fn is_split(gpu: &NvmlDevice) -> bool {
     gpu.mig == Some(true)
 }
 
 /// Whether a GPU supports MIG. Other GPUs have no MIG mode.
-#[must_use]
 pub fn is_capable(gpu: &NvmlDevice) -> bool {
     gpu.mig.is_some()
 }
@@ -52,19 +50,16 @@ pub struct Visible {
 
 impl Visible {
     /// Whether it is a MIG device.
-    #[must_use]
     pub fn is_part(&self) -> bool {
         self.index.contains(':')
     }
 
-    #[must_use]
     pub fn is_called(&self, name: &str) -> bool {
         self.index == name || self.uuid.as_deref() == Some(name)
     }
 }
 
 /// Returns the usable devices. A GPU in MIG mode is only usable through its MIG devices.
-#[must_use]
 pub fn visible(view: &NvmlView) -> Vec<Visible> {
     let mut found = Vec::new();
     for gpu in &view.devices {
@@ -84,7 +79,6 @@ pub fn visible(view: &NvmlView) -> Vec<Visible> {
 }
 
 /// Returns the value of [`STRATEGY`]. `None` if the node has no such label.
-#[must_use]
 pub const fn name(strategy: MigStrategy) -> Option<&'static str> {
     match strategy {
         MigStrategy::None => None,

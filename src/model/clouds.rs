@@ -115,7 +115,6 @@ impl From<WrittenRule> for ValueRule {
 
 impl ValueRule {
     /// Converts a value.
-    #[must_use]
     pub fn meaning(&self, text: &str) -> Option<String> {
         let text = match self.without_last {
             Some(sign) => text.rsplit_once(sign)?.0,
@@ -270,26 +269,22 @@ fn parse(text: &str) -> Result<CloudRow, String> {
 }
 
 /// Returns all clouds. Those on which other clouds are built come last.
-#[must_use]
 pub fn all() -> &'static [CloudRow] {
     &CLOUDS
 }
 
 /// Returns the cloud with this name.
-#[must_use]
 pub fn named(name: &str) -> Option<&'static CloudRow> {
     all().iter().find(|row| row.name == name)
 }
 
 /// Returns the secret store with this scheme.
-#[must_use]
 pub fn store(scheme: &str) -> Option<&'static SecretRow> {
     let mut stores = all().iter().filter_map(|row| row.secret.as_ref());
     stores.find(|row| row.scheme == scheme)
 }
 
 /// Parses `NAME: VALUE`.
-#[must_use]
 pub fn header(text: &'static str) -> (&'static str, &'static str) {
     text.split_once(": ").unwrap_or((text, ""))
 }

@@ -41,7 +41,6 @@ pub enum Format {
 
 impl Format {
     /// Returns the format for a file extension. Files below `/etc/crio` with any other extension are TOML.
-    #[must_use]
     pub fn of(path: &Utf8Path) -> Option<Self> {
         match path.extension() {
             Some("json") => Some(Self::Json),
@@ -131,7 +130,6 @@ impl Document {
     }
 
     /// Returns the value of a key, if any.
-    #[must_use]
     pub fn get(&self, key: &KeyPath) -> Option<Value> {
         let (first, rest) = key.split_first()?;
         match &self.content {
@@ -150,7 +148,6 @@ impl Document {
 
     /// Returns whether two documents are equivalent. JSON documents must have the same values, and TOML documents the
     /// same text, including comments. Line endings are ignored.
-    #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         match (&self.content, &other.content) {
             (Content::Toml(_), Content::Toml(_)) => self.body() == other.body(),
@@ -159,13 +156,11 @@ impl Document {
     }
 
     /// Returns whether the document has no key except `version`.
-    #[must_use]
     pub fn is_bare(&self) -> bool {
         (self.all().as_object()).is_some_and(|all| all.keys().all(|name| name == "version"))
     }
 
     /// Returns all keys and values.
-    #[must_use]
     pub fn all(&self) -> Value {
         match &self.content {
             Content::Json { object, .. } => Value::Object(object.clone()),
@@ -200,7 +195,6 @@ impl Document {
     }
 
     /// Returns the file contents.
-    #[must_use]
     pub fn text(&self) -> String {
         let Style { crlf, open } = self.style;
         let mut text = self.body();

@@ -37,7 +37,6 @@ impl Layer {
     ];
 
     /// Its name in documents.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Machine => "machine",
@@ -50,13 +49,11 @@ impl Layer {
     }
 
     /// Whether its findings only pass if the driver works.
-    #[must_use]
     pub const fn needs_driver(self) -> bool {
         matches!(self, Self::Driver | Self::Fabric | Self::Runtime)
     }
 
     /// The layer of a finding.
-    #[must_use]
     pub fn of(id: &Id) -> Self {
         row(id).map_or(Self::Node, |row| row.layer)
     }
@@ -76,7 +73,6 @@ pub enum Kind {
 
 impl Kind {
     /// Its name in documents.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fault => "fault",
@@ -114,7 +110,6 @@ pub enum Remedy {
 
 impl Remedy {
     /// Its name in documents.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -174,19 +169,16 @@ static ROWS: LazyLock<Vec<FindingRow>> = LazyLock::new(|| {
 });
 
 /// All rows, in the order of layers.
-#[must_use]
 pub fn rows() -> &'static [FindingRow] {
     &ROWS
 }
 
 /// The row of a finding.
-#[must_use]
 pub fn row(id: &Id) -> Option<&'static FindingRow> {
     ROWS.iter().find(|row| row.id == *id)
 }
 
 /// The title of a finding or a step, or its ID if it has no title.
-#[must_use]
 pub fn title(id: &Id) -> &str {
     row(id).map_or(id.as_str(), |row| &row.title)
 }

@@ -16,7 +16,6 @@ pub struct Id(Cow<'static, str>);
 pub type StepId = Id;
 
 /// Returns whether `name` is this id, or a prefix of the id that ends before a dot: `driver` for `driver.packages`.
-#[must_use]
 pub fn stands_for(name: &str, id: &str) -> bool {
     id.strip_prefix(name)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
@@ -24,19 +23,16 @@ pub fn stands_for(name: &str, id: &str) -> bool {
 
 impl Id {
     /// Creates an id from a constant.
-    #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self(Cow::Borrowed(name))
     }
 
     /// Creates an id from a journal or the command line.
-    #[must_use]
     pub fn owned(name: impl Into<String>) -> Self {
         Self(Cow::Owned(name.into()))
     }
 
     /// Returns the id as text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }

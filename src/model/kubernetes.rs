@@ -35,7 +35,6 @@ pub enum Effect {
 
 impl Effect {
     /// Returns its name in Kubernetes.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::NoSchedule => "NoSchedule",
@@ -242,7 +241,6 @@ as_text!(
 );
 
 /// Returns whether text is a DNS subdomain, such as a node name.
-#[must_use]
 pub fn is_subdomain(text: &str) -> bool {
     let part = |part: &str| {
         let ends =
@@ -312,7 +310,6 @@ pub struct KubernetesVersion {
 
 impl KubernetesVersion {
     /// Returns the minor version as text, such as `1.34`.
-    #[must_use]
     pub fn series(&self) -> String {
         format!("1.{}", self.minor)
     }

@@ -46,7 +46,6 @@ pub const KEY_FILE: &str = "sha256:";
 impl Repository {
     /// Returns whether a key file is accepted by its digest. The key file must then stay armored, because the digest is of the
     /// armored text.
-    #[must_use]
     pub fn names_key_file(&self) -> bool {
         (self.fingerprints.iter()).any(|one| one.starts_with(KEY_FILE))
     }

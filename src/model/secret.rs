@@ -43,7 +43,6 @@ pub const NAMES: [&str; 14] = [
 const WHOLE_NAMES: [&str; 1] = ["auth"];
 
 /// Returns whether the value of a key with this name is a secret, such as `token` or `join-token`.
-#[must_use]
 pub fn is_secret_name(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     NAMES.iter().chain(&WHOLE_NAMES).any(|secret| {
@@ -60,14 +59,12 @@ pub struct Secret(String);
 
 impl Secret {
     /// Wraps a value.
-    #[must_use]
     pub fn new(value: impl Into<String>) -> Self {
         Self(value.into())
     }
 
     /// Returns the value. Callers may only pass it to the stdin or environment of a child process, a connection, or a
     /// file with mode 0600.
-    #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -115,14 +112,12 @@ impl Secrets {
     }
 
     /// Returns whether the text contains a secret of this run.
-    #[must_use]
     pub fn are_in(&self, text: &str) -> bool {
         self.known().iter().any(|secret| text.contains(secret))
     }
 
     /// Returns the text without the secrets of this run, and without the credentials of any URL. Works for plain text
     /// and JSON.
-    #[must_use]
     pub fn hide<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let mut shown = Cow::Borrowed(text);
         for secret in self.known().iter() {
@@ -149,7 +144,6 @@ impl std::fmt::Debug for Secrets {
 }
 
 /// Returns the text with `***` instead of the user and password of every URL.
-#[must_use]
 pub fn without_logins(text: &str) -> Cow<'_, str> {
     let mut shown = String::new();
     let mut rest = text;
@@ -175,7 +169,6 @@ pub fn without_logins(text: &str) -> Cow<'_, str> {
 
 /// Returns the text with `***` instead of the value of each line `NAME: VALUE` with the name of a secret. A package
 /// manager prints a broken repository with all of its options in this form.
-#[must_use]
 pub fn without_secret_lines(text: &str) -> Cow<'_, str> {
     let hidden = |line: &str| {
         let (name, value) = line.split_once(": ")?;
@@ -192,7 +185,6 @@ pub fn without_secret_lines(text: &str) -> Cow<'_, str> {
 }
 
 /// Returns the text with `***` instead of each value that follows the name of a secret.
-#[must_use]
 pub fn without_secret_values(text: &str) -> Cow<'_, str> {
     let values = secret_values(text);
     if values.is_empty() {
@@ -213,7 +205,6 @@ pub fn without_secret_values(text: &str) -> Cow<'_, str> {
 /// Returns the positions of values that follow the name of a secret, in order: `NAME = VALUE` and `NAME: VALUE`, quoted or not,
 /// and the argument after a flag `--NAME`, in an array, a list, a command line or a `/proc` command line. In doubt, a
 /// word is treated as a secret.
-#[must_use]
 pub fn secret_values(text: &str) -> Vec<Range<usize>> {
     let lower = text.to_ascii_lowercase();
     let mut found: Vec<Range<usize>> = Vec::new();
@@ -288,7 +279,6 @@ fn value_behind(text: &str, before: &str, end: usize) -> Option<Range<usize>> {
 }
 
 /// Returns whether a URL in the text contains a user or password.
-#[must_use]
 pub fn has_login(text: &str) -> bool {
     logins(text).next().is_some()
 }

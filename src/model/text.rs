@@ -14,7 +14,6 @@ use serde::de::DeserializeOwned;
 pub use gpu_compat::text::{LONGEST, beginning, excerpt, nearest};
 
 /// Returns the line ending of the first line.
-#[must_use]
 pub fn line_end(text: &str) -> &'static str {
     match text.split_inclusive('\n').next() {
         Some(first) if first.ends_with("\r\n") => "\r\n",
@@ -24,7 +23,6 @@ pub fn line_end(text: &str) -> &'static str {
 
 /// Returns a word for a command that users copy into a shell, in quotes if it needs them. Names of files, modules and kernels
 /// come from the examined machine or tree, so they can contain shell syntax.
-#[must_use]
 pub fn shell_word(word: impl AsRef<str>) -> String {
     let word = word.as_ref();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
@@ -36,7 +34,6 @@ pub fn shell_word(word: impl AsRef<str>) -> String {
 
 /// Appends lines to a file of another program and keeps its style: its line endings, and a missing newline at the
 /// end. [`without_lines`] then restores the original bytes.
-#[must_use]
 pub fn with_lines<'l>(text: &str, lines: impl IntoIterator<Item = &'l str>) -> String {
     let end = line_end(text);
     let is_open = !(text.is_empty() || text.ends_with('\n'));
@@ -51,7 +48,6 @@ pub fn with_lines<'l>(text: &str, lines: impl IntoIterator<Item = &'l str>) -> S
 }
 
 /// Removes lines from a file of another program and keeps its style.
-#[must_use]
 pub fn without_lines(text: &str, is_removed: impl Fn(&str) -> bool) -> String {
     let lines = text.split_inclusive('\n');
     let mut kept: String = (lines.filter(|line| !is_removed(line.trim()))).collect();
@@ -67,7 +63,6 @@ pub fn without_lines(text: &str, is_removed: impl Fn(&str) -> bool) -> String {
 /// Returns a marker that represents the start of our color codes. [`without_controls`] replaces it with the real start
 /// (ECMA-48) when the text is written. It is different in each process, so external text cannot contain it. Otherwise, a
 /// green name or line of another program would look like our result.
-#[must_use]
 pub fn colour_mark() -> &'static str {
     static MARK: LazyLock<String> = LazyLock::new(|| {
         let own = RandomState::new().build_hasher().finish();
@@ -79,7 +74,6 @@ pub fn colour_mark() -> &'static str {
 /// Returns whether a character moves, hides or reorders other characters: control characters, and Unicode format
 /// characters for text direction, line and paragraph separators, zero width, and tags. Source: Unicode Technical
 /// Report 36, section 2.10, and the categories Cf, Zl and Zp.
-#[must_use]
 pub fn is_control(c: char) -> bool {
     let is_format = matches!(
         c,
@@ -99,7 +93,6 @@ pub fn is_control(c: char) -> bool {
 /// Replaces control characters ([`is_control`]) except line feeds and tabs, and converts our color markers to color
 /// codes. `None` if the text has neither. External names and lines could otherwise move the cursor, clear the screen
 /// or set the title of root's terminal.
-#[must_use]
 pub fn without_controls(text: &str) -> Option<String> {
     let is_control = |c: char| is_control(c) && c != '\n' && c != '\t';
     if !text.contains(is_control) {
@@ -124,7 +117,6 @@ pub fn without_controls(text: &str) -> Option<String> {
 }
 
 /// `1 GPU`, `2 GPUs`.
-#[must_use]
 pub fn counted(count: impl fmt::Display, noun: &str) -> String {
     let count = count.to_string();
     let plural = if count == "1" { "" } else { "s" };
@@ -132,7 +124,6 @@ pub fn counted(count: impl fmt::Display, noun: &str) -> String {
 }
 
 /// Formats a number of bytes.
-#[must_use]
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut scaled = n as f64;

@@ -30,20 +30,17 @@ pub struct SecretLocation {
 
 impl SecretLocation {
     /// Returns the scheme of the store in settings.
-    #[must_use]
     pub fn scheme(&self) -> &'static str {
         self.scheme
     }
 
     /// Returns the entry of the store in the cloud file.
-    #[must_use]
     pub fn store(&self) -> Option<&'static SecretRow> {
         clouds::store(self.scheme)
     }
 
     /// Replaces each `{part}` in a text of the entry with its value, and `{/part}` with `/` and the value. Both become empty
     /// if the value is empty.
-    #[must_use]
     pub fn filled(&self, row: &SecretRow, text: &str) -> String {
         let pairs = row.parts.iter().zip(&self.parts);
         pairs.fold(text.to_owned(), |text, (part, value)| {
@@ -57,7 +54,6 @@ impl SecretLocation {
     }
 
     /// Returns the first part, which can select the host of the store (`host-where` in the cloud file).
-    #[must_use]
     pub fn first(&self) -> &str {
         self.parts.first().map_or("", String::as_str)
     }
@@ -80,7 +76,6 @@ pub struct TokenSourceError;
 
 impl TokenSource {
     /// Returns the file, if it still exists after a reboot.
-    #[must_use]
     pub fn persistent_file(&self) -> Option<&Utf8Path> {
         match self {
             Self::File(path) if !path.starts_with("/run") => Some(path),

@@ -54,7 +54,6 @@ pub struct MachineSummary {
 
 impl MachineSummary {
     /// Selects the summary from the facts.
-    #[must_use]
     pub fn of(facts: &Facts) -> Self {
         Self {
             os: facts.os.as_ref().map(|os| match &os.version_id {
@@ -94,7 +93,6 @@ pub struct Verdicts {
 
 impl Verdicts {
     /// Counts the findings by verdict and by kind.
-    #[must_use]
     pub fn of(findings: &[Finding]) -> Self {
         let count = |verdict| {
             findings
@@ -116,7 +114,6 @@ impl Verdicts {
     }
 
     /// Returns the counts as text.
-    #[must_use]
     pub fn sentence(&self) -> String {
         let plural = |count: usize, word: &str| match count {
             1 => format!("1 {word}"),
@@ -184,7 +181,6 @@ pub struct GpuDocument<'f> {
 }
 
 /// Builds the document of `facts`.
-#[must_use]
 pub fn facts<'f>(facts: &'f Facts, snapshot: Snapshot<'f>) -> FactsDocument<'f> {
     let gpu = |gpu: &'f GpuFact| GpuDocument {
         fact: gpu,
@@ -331,7 +327,6 @@ pub struct StatusDocument<'r> {
 }
 
 /// The result of `check`.
-#[must_use]
 pub fn check<'r>(
     report: &'r RunReport,
     facts: &Facts,
@@ -348,7 +343,6 @@ pub fn check<'r>(
 }
 
 /// The changes that `plan` proposes, or that `install` or `uninstall` made.
-#[must_use]
 pub fn run<'r>(report: &'r RunReport, facts: Option<&Facts>) -> RunDocument<'r> {
     RunDocument {
         schema: SCHEMA,
@@ -368,7 +362,6 @@ pub fn run<'r>(report: &'r RunReport, facts: Option<&Facts>) -> RunDocument<'r> 
 }
 
 /// The result of `status --timing`.
-#[must_use]
 pub fn timing(timing: &Timing) -> TimingDocument<'_> {
     TimingDocument {
         schema: SCHEMA,
@@ -378,7 +371,6 @@ pub fn timing(timing: &Timing) -> TimingDocument<'_> {
 }
 
 /// The result of `status`.
-#[must_use]
 pub fn status(status: &StatusSummary) -> StatusDocument<'_> {
     StatusDocument {
         schema: SCHEMA,

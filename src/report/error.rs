@@ -38,7 +38,6 @@ pub fn styled(to: &mut dyn Write, error: &dyn Report, style: Style) -> io::Resul
 }
 
 /// An error and its causes on one line, without the hint. If there are several errors, only the first.
-#[must_use]
 pub fn in_one_line(error: &dyn Report) -> String {
     match error.parts().into_iter().next() {
         Some(first) => in_one_line(first),

@@ -13,7 +13,6 @@ use crate::config::{
 const WIDTH: usize = 100;
 
 /// Returns a configuration file in which each key is commented out, after its description and with its default.
-#[must_use]
 pub fn commented() -> String {
     let mut text = "# Settings of gpu-bootstrap with their defaults. If a default is not a fixed value, the comment describes it.\n\
                     # To change a setting, remove the `#` before it, and before its `[table]` if there is one. Settings\n\
@@ -39,7 +38,6 @@ pub fn commented() -> String {
 }
 
 /// Returns the description of a setting without links. Contains the default if it is a description and not a fixed value.
-#[must_use]
 pub fn sentences(row: &KeyRow) -> String {
     let said = match (row.default.as_deref(), row.value()) {
         (Some(default), None) if default != "none" => format!("{} Default: {default}.", row.about),

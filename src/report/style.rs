@@ -56,7 +56,6 @@ pub(super) enum Ink {
 
 impl Style {
     /// Creates a style with or without color.
-    #[must_use]
     pub fn new(colour: bool) -> Self {
         Self {
             colour,

@@ -52,7 +52,6 @@ impl RunningChange {
 
 impl Terminal {
     /// Draws on standard error. The log uses `drawn` to write above the bars.
-    #[must_use]
     pub fn new(style: Style, drawn: &Drawn) -> Self {
         let terminal = Self::on(screen::open(), style);
         drawn.show(&terminal.bars);
@@ -60,7 +59,6 @@ impl Terminal {
     }
 
     /// Draws on another target.
-    #[must_use]
     pub fn on(target: ProgressDrawTarget, style: Style) -> Self {
         Self {
             bars: MultiProgress::with_draw_target(target),

@@ -88,14 +88,12 @@ pub struct Hook {
 
 impl DeviceNode {
     /// Returns the path of the node on the host.
-    #[must_use]
     pub fn host_path(&self) -> &str {
         self.host_path.as_deref().unwrap_or(&self.path)
     }
 
     /// Returns the major and minor number in the specification. `None` if it has no major number, because the runtime then uses
     /// the numbers of the host node. A missing minor number means zero.
-    #[must_use]
     pub fn numbers(&self) -> Option<(i64, i64)> {
         self.major.map(|major| (major, self.minor))
     }
@@ -105,7 +103,6 @@ impl Spec {
     /// Whether the version is 0.7.0 or newer, which supports groups of device nodes (`additionalGids`). Runtimes with an older
     /// CDI library reject the whole file. Since 1.19.1, the NVIDIA toolkit writes 0.7.0 if a device node has a group, like the
     /// nodes in `/dev/dri`. Source: nvidia-container-toolkit, `internal/edits/device.go`.
-    #[must_use]
     pub fn has_groups(&self) -> bool {
         let mut numbers = self.cdi_version.split('.').map(str::parse::<u32>);
         matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (0, 7))
@@ -114,7 +111,6 @@ impl Spec {
     /// Returns the first device name that starts with a digit, if the version is older than 0.5.0 and does not allow it.
     /// Runtimes reject the whole file because of such a name. Source: container-device-interface, `specs-go/version.go`
     /// (`ValidateVersion`, `requiresV050`).
-    #[must_use]
     pub fn forbidden_name(&self) -> Option<&str> {
         let version = self
             .cdi_version
@@ -133,13 +129,11 @@ impl Spec {
     }
 
     /// Returns the device nodes of all edits, without duplicates.
-    #[must_use]
     pub fn device_nodes(&self) -> BTreeSet<&DeviceNode> {
         self.edits().flat_map(|edits| &edits.device_nodes).collect()
     }
 
     /// Returns the paths of mounts, hooks and device nodes that must exist on the host, without duplicates.
-    #[must_use]
     pub fn host_paths(&self) -> BTreeSet<&str> {
         let mounts = self.edits().flat_map(|edits| &edits.mounts);
         let hooks = self.edits().flat_map(|edits| &edits.hooks);
@@ -164,7 +158,6 @@ pub fn parse(text: &str) -> Result<Spec, String> {
 }
 
 /// Whether runtimes read a file with this name as a specification. Source: container-device-interface, `pkg/cdi/spec-dirs.go`.
-#[must_use]
 pub fn is_read(path: &Utf8Path) -> bool {
     matches!(path.extension(), Some("yaml" | "json"))
 }
@@ -213,7 +206,6 @@ pub fn is_there(files: &dyn ReadFiles) -> Result<bool, FilesError> {
 /// Returns the driver version in a library path such as `/usr/lib/libcuda.so.535.261.03`. `None` if the file name has no
 /// version, or a version that is not a driver version, such as in `libnvidia-egl-gbm.so.1.1.0`. The first number of a driver
 /// version has at least three digits.
-#[must_use]
 pub fn driver_of(path: &str) -> Option<DriverVersion> {
     let (_, name) = path.rsplit_once('/')?;
     let (_, version) = name.split_once(".so.")?;

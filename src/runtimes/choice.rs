@@ -153,7 +153,6 @@ pub fn undecided(
 }
 
 /// Returns the runtimes and the reason.
-#[must_use]
 pub fn choose(cluster: Cluster, present: &Present) -> (Vec<RuntimeKind>, String) {
     let names = |kinds: &[RuntimeKind]| {
         let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();

@@ -23,7 +23,6 @@ pub struct RuntimeCondition {
 
 impl RuntimeCondition {
     /// Returns the reason if the condition is false.
-    #[must_use]
     pub fn issue(&self) -> Option<String> {
         let said = [&self.reason, &self.message].map(|text| text.trim());
         let said: Vec<&str> = said.into_iter().filter(|text| !text.is_empty()).collect();
@@ -45,14 +44,12 @@ struct RuntimeStatus {
 }
 
 /// Queries the conditions of the runtime at this socket.
-#[must_use]
 pub fn info(socket: &str) -> Query {
     let endpoint = format!("--runtime-endpoint=unix://{socket}");
     Query::new("crictl", [endpoint.as_str(), "info", "--output=json"])
 }
 
 /// Queries the IDs of the running containers at this socket, one per line.
-#[must_use]
 pub fn running(socket: &str) -> Query {
     let endpoint = format!("--runtime-endpoint=unix://{socket}");
     Query::new("crictl", [&*endpoint, "ps", "--quiet"])
@@ -68,7 +65,6 @@ pub fn parse_info(text: &str) -> Result<Vec<RuntimeCondition>, String> {
 }
 
 /// Whether the error output shows that the runtime does not provide CRI, or only a CRI version that crictl does not support.
-#[must_use]
 pub fn knows_no_service(stderr: &str) -> bool {
     stderr.contains("unknown service runtime.")
 }

@@ -26,7 +26,6 @@ pub(super) fn table_pattern(runtime: &str, below: &str) -> String {
 /// Returns the command that sets a key in the table of a runtime. `value` is written as in TOML. `None` if the file does not
 /// have exactly one such table in a form that `sed` can find, or if the result would not be a valid file with this value, for
 /// example because the key is there in another spelling (`"KEY"`).
-#[must_use]
 pub fn set_in_runtime(
     file: &ConfigFile,
     runtime: &str,

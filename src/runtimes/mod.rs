@@ -72,7 +72,6 @@ impl RuntimeKind {
     pub const KUBELET_DEFAULT: Self = Self::Containerd;
 
     /// The index in [`Self::ALL`].
-    #[must_use]
     pub fn index(self) -> usize {
         Self::ALL
             .iter()
@@ -81,7 +80,6 @@ impl RuntimeKind {
     }
 
     /// Returns the implementation.
-    #[must_use]
     pub const fn runtime(self) -> &'static dyn Runtime {
         match self {
             Self::Docker => &docker::Docker,
@@ -92,7 +90,6 @@ impl RuntimeKind {
     }
 
     /// The name in settings, IDs and messages.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Docker => "docker",
@@ -103,7 +100,6 @@ impl RuntimeKind {
     }
 
     /// The configurable daemon that runs its containers, or `None` if there is none.
-    #[must_use]
     pub const fn daemon(self) -> Option<Daemon> {
         match self {
             Self::Docker => Some(Daemon::Docker),
@@ -114,7 +110,6 @@ impl RuntimeKind {
     }
 
     /// Whether another runtime is a dependency of its packages.
-    #[must_use]
     pub fn brings(self, other: Self) -> bool {
         self.runtime().facts().brings.contains(&other)
     }
@@ -130,7 +125,6 @@ impl RuntimeKind {
     }
 
     /// Returns the runtime that serves a kubelet at this socket.
-    #[must_use]
     pub fn of_socket(socket: &str) -> Option<Self> {
         let plain = socket.strip_prefix("/var").unwrap_or(socket);
         (Self::ALL.into_iter()).find(|kind| kind.runtime().facts().sockets.contains(&plain))
@@ -154,13 +148,11 @@ impl Daemon {
     pub const ALL: [Self; 3] = [Self::Docker, Self::Containerd, Self::Crio];
 
     /// The name in settings, IDs and messages.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         self.kind().name()
     }
 
     /// Returns the runtime kind.
-    #[must_use]
     pub const fn kind(self) -> RuntimeKind {
         match self {
             Self::Docker => RuntimeKind::Docker,
@@ -170,7 +162,6 @@ impl Daemon {
     }
 
     /// Returns the implementation of its configuration.
-    #[must_use]
     pub const fn configured(self) -> &'static dyn Configured {
         match self {
             Self::Docker => &docker::Docker,
@@ -366,7 +357,6 @@ pub fn data_directories() -> impl Iterator<Item = &'static str> {
 }
 
 /// Returns the vendor of a repository and the rest of its URL, which starts with the directory of a distribution.
-#[must_use]
 pub fn vendor_repository(uri: &str) -> Option<(&'static str, &str)> {
     RuntimeKind::ALL.into_iter().find_map(|kind| {
         let facts = kind.runtime().facts();
@@ -376,7 +366,6 @@ pub fn vendor_repository(uri: &str) -> Option<(&'static str, &str)> {
 }
 
 /// Returns the units of the daemons, separated by spaces as in unit files.
-#[must_use]
 pub fn units() -> String {
     let units = RuntimeKind::ALL
         .into_iter()
@@ -385,7 +374,6 @@ pub fn units() -> String {
 }
 
 /// Returns the units that contain a kubelet, separated by spaces as in unit files.
-#[must_use]
 pub fn kubelet_units() -> String {
     let of_distributions = OWNERS.iter().flat_map(|owner| owner.units);
     let units = std::iter::once(&kubelet::UNIT).chain(of_distributions);

@@ -203,7 +203,6 @@ pub const READS_CDI: Version = Version(4, 1);
 pub const READS_GROUPS: Version = Version(5, 1);
 
 /// Queries an image: the exit status is 0 if it exists and 1 if not (podman-image-exists(1)).
-#[must_use]
 pub fn has_image(image: &str) -> Query {
     Query::new("podman", ["image", "exists", "--", image])
 }
@@ -211,20 +210,17 @@ pub fn has_image(image: &str) -> Query {
 /// The exit status of [`has_image`] if the image does not exist.
 pub const NO_IMAGE: i32 = 1;
 
-#[must_use]
 pub fn pull(image: &str) -> Cmd {
     Cmd::new("podman", ["pull", "--", image])
 }
 
 /// Removes an image. It fails if a container uses the image. With `--force`, Podman would remove these containers,
 /// podman-rmi(1).
-#[must_use]
 pub fn remove_image(image: &str) -> Cmd {
     Cmd::new("podman", ["image", "rm", "--", image]).deadline(Duration::from_secs(120))
 }
 
 /// Stops and removes a container. A missing container is not an error.
-#[must_use]
 pub fn remove_container(name: &str) -> Cmd {
     Cmd::new("podman", ["rm", "--force", "--ignore", "--", name]).deadline(Duration::from_secs(60))
 }

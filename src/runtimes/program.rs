@@ -55,7 +55,6 @@ pub struct Named<'a> {
 impl Named<'_> {
     /// Whether containers are expected to use the runtime: it is the default, or its program is part of the toolkit. Other
     /// runtimes may be leftovers without a program, for example of Kata Containers.
-    #[must_use]
     pub fn counts(&self) -> bool {
         self.default.is_some() || toolkit::comes_with(self.program, toolkit::RUNTIME)
     }

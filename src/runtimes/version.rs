@@ -15,7 +15,6 @@ impl fmt::Display for Version {
 impl Version {
     /// Parses the output of `--version`, for example `containerd github.com/containerd/containerd v1.7.24 88bf19b`, or a bare
     /// version.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         text.split_whitespace().find_map(|word| {
             let mut numbers = word.trim_start_matches('v').split('.');

@@ -34,7 +34,6 @@ pub struct ConfigFile {
 
 impl ConfigFile {
     /// Returns the content, or an empty string if the file does not exist.
-    #[must_use]
     pub fn text(&self) -> &str {
         self.text.as_deref().unwrap_or_default()
     }
@@ -60,7 +59,6 @@ pub struct RuntimeView {
 
 impl RuntimeView {
     /// Returns a view without files. A runtime then sets the other fields that it has.
-    #[must_use]
     pub const fn of(said: LiveConfig, version: Option<Version>) -> Self {
         Self {
             files: Vec::new(),
@@ -73,13 +71,11 @@ impl RuntimeView {
     }
 
     /// Whether the first file in `files` exists: the root configuration file, or for CRI-O any file.
-    #[must_use]
     pub fn has_file(&self) -> bool {
         self.files.first().is_some_and(|file| file.text.is_some())
     }
 
     /// Returns the effective configuration, or the configuration of the files if the daemon cannot be queried.
-    #[must_use]
     pub fn config(&self) -> Option<&Config> {
         match &self.said {
             LiveConfig::Known(config) => Some(config),
@@ -136,7 +132,6 @@ pub struct Broken {
 
 impl Broken {
     /// Creates an error that applies to all versions.
-    #[must_use]
     pub fn for_all(path: impl Into<Utf8PathBuf>, why: String) -> Self {
         Self {
             path: path.into(),
@@ -172,7 +167,6 @@ pub struct Goal<'a> {
 
 impl<'a> Goal<'a> {
     /// The goal for a regenerated file that `install` has configured: the runtime and whether it was the default.
-    #[must_use]
     pub const fn saved(name: &'a str, default: bool) -> Self {
         Self {
             name,
@@ -224,7 +218,6 @@ pub enum Report {
 
 impl Report {
     /// Creates a report of the errors, or a positive report.
-    #[must_use]
     pub fn of(faults: Vec<RuntimeFault>, whole: &'static str) -> Self {
         match faults.is_empty() {
             true => Self::Whole(whole),
@@ -233,7 +226,6 @@ impl Report {
     }
 
     /// Whether the runtime does not start with its files.
-    #[must_use]
     pub fn refuses(&self) -> bool {
         matches!(self, Self::Faulty(faults) if faults.iter().any(|fault| fault.harm == Harm::All))
     }
@@ -351,7 +343,6 @@ impl From<Result<LiveConfig, ExecError>> for LiveConfig {
 }
 
 /// Returns the last line of a program's error output, or of its standard output if there is no error output.
-#[must_use]
 pub fn last_words(output: &Output) -> String {
     let said = match output.stderr.trim().is_empty() {
         true => &output.stdout,
@@ -365,7 +356,6 @@ pub fn last_words(output: &Output) -> String {
 }
 
 /// Returns the last three lines of a program's error output, or of its standard output if there is no error output.
-#[must_use]
 pub fn last_lines(output: &Output) -> String {
     let said = match output.stderr.trim() {
         "" => output.stdout.trim(),

@@ -11,14 +11,12 @@ use crate::{
 
 /// Returns `true` for drivers that reserve a GPU for virtual machines: `vfio-pci`, its device-specific variants such as
 /// `nvgrace_gpu_vfio_pci`, and `pci-stub`. They are only bound on request.
-#[must_use]
 pub fn is_reserved(driver: &str) -> bool {
     let driver = driver.replace('_', "-");
     driver == "pci-stub" || driver == "vfio-pci" || driver.ends_with("-vfio-pci")
 }
 
 /// Returns `true` for nova, the successor of nouveau in the kernel. Its module is called `NovaCore`.
-#[must_use]
 pub fn is_nova(driver: &str) -> bool {
     let plain = driver.replace(['-', '_'], "").to_ascii_lowercase();
     matches!(plain.as_str(), "novacore" | "novadrm" | "nova")

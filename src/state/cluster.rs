@@ -46,7 +46,6 @@ impl fmt::Display for Renamed {
 }
 
 impl Renamed {
-    #[must_use]
     pub fn remedy(&self) -> String {
         let Self { registered, .. } = self;
         format!(

@@ -256,7 +256,6 @@ fn directories(reader: &mut FactReader<'_>) -> Vec<String> {
 }
 
 /// The directories that may contain the driver libraries, in the search order of [`State::driver`].
-#[must_use]
 pub fn library_directories(files: &dyn ReadFiles) -> Vec<String> {
     // Unreadable files are reported with the driver's facts.
     directories(&mut FactReader::new(files))

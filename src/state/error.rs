@@ -29,7 +29,6 @@ pub enum StateError {
 
 impl StateError {
     /// The reason if commands may not be executed or the data is not available here. This is not an error of the machine.
-    #[must_use]
     pub fn not_queried(&self) -> Option<&str> {
         match self {
             Self::Exec(error) => match &**error {

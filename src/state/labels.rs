@@ -112,7 +112,6 @@ pub fn of(facts: &Facts, nvml: &Nvml, strategy: MigStrategy) -> Result<GpuLabels
 ///
 /// Do not create files in `/run/nvidia/validations`. The operator's validator removes `driver-ready` and its siblings, inspects
 /// the host, and creates them itself (cmd/nvidia-validator/main.go).
-#[must_use]
 pub fn operator(toolkit: bool) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::new();
     put(&mut labels, "nvidia.com/gpu.present", true);
@@ -137,7 +136,6 @@ pub const FEATURES_FILE: &str = "/etc/kubernetes/node-feature-discovery/features
 /// `KEY=VALUE` per line, comments after `#`, at most 64 kB, and the file must be created with a rename. The PCI device label is
 /// one of three that the operator accepts (controllers/state_manager.go, `gpuNodeLabels`). The NFD worker itself sets another
 /// one, `pci-0302_10de.present` or `pci-0300_10de.present`, unless its `sources.pci` is configured differently.
-#[must_use]
 pub fn features_file(labels: &BTreeMap<String, String>) -> String {
     let mut text = HEADER.to_owned();
     let present = "feature.node.kubernetes.io/pci-10de.present";

@@ -17,7 +17,6 @@ pub struct Ours {
 
 impl Ours {
     /// Returns `true` if the hold on a held package was not set by gpu-bootstrap.
-    #[must_use]
     pub fn is_held_by_others(&self, name: &str) -> bool {
         !self.held.contains(name)
     }

@@ -104,13 +104,11 @@ struct Noted<T> {
 impl State {
     /// Returns `true` if this is the state of the running machine instead of a directory (`--root`). File owners in such a
     /// directory are users of the original machine, or the user who unpacked it.
-    #[must_use]
     pub fn is_of_this_machine(&self) -> bool {
         self.scope.executes
     }
 
     /// Creates the state of a machine with these facts, without reading anything.
-    #[must_use]
     pub fn new(host: Host, scope: Scope, facts: Arc<Facts>) -> Self {
         Self {
             host,
@@ -132,13 +130,11 @@ impl State {
     }
 
     /// Our own changes, according to the journal.
-    #[must_use]
     pub fn ours(&self) -> &Ours {
         &self.ours
     }
 
     /// Returns a new snapshot of the same machine, in which everything is read again.
-    #[must_use]
     pub fn next(&self) -> Self {
         Self {
             new_lists: Arc::clone(&self.new_lists),
@@ -149,7 +145,6 @@ impl State {
 
     /// Returns `true` if the package lists were downloaded in this run. Older lists may contain packages that the archive has
     /// removed.
-    #[must_use]
     pub fn lists_are_new(&self) -> bool {
         self.new_lists.load(Ordering::Relaxed)
     }
@@ -160,7 +155,6 @@ impl State {
     }
 
     /// The installed kernels, oldest first, and the kernel of the next boot. Not a fact, because a run may install a kernel.
-    #[must_use]
     pub fn bootable_kernels(&self) -> (Vec<KernelVersion>, Option<KernelVersion>) {
         match bootable(&*self.host.files) {
             (installed, _) if installed.is_empty() => {
@@ -172,7 +166,6 @@ impl State {
     }
 
     /// The facts of the machine, which cannot change during a run.
-    #[must_use]
     pub fn facts(&self) -> &Facts {
         &self.facts
     }

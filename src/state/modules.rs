@@ -212,7 +212,6 @@ fn built_by_dkms(reader: &mut FactReader<'_>, kernel: &KernelVersion) -> Option<
 }
 
 /// The path of the main module in `modules.dep`, such as `updates/dkms/nvidia.ko.zst: …`.
-#[must_use]
 pub fn nvidia_module(list: &str) -> Option<&str> {
     list.lines()
         .filter_map(|line| line.split_once(':'))

@@ -29,7 +29,6 @@ pub struct Owner {
 
 impl Owner {
     /// Whether it creates the device nodes, because it also provides the fabric manager or the GPU access of containers.
-    #[must_use]
     pub const fn creates_nodes(&self) -> bool {
         self.fabric_manager || self.container_runtime
     }

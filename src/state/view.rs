@@ -48,7 +48,6 @@ impl fmt::Display for Sandbox {
 
 impl Sandbox {
     /// The remedy: remove the unit settings, or run the command with the view of PID 1.
-    #[must_use]
     pub fn remedy(&self) -> String {
         let outside = "run the command as a separate unit (`systemd-run --pipe --wait COMMAND`)";
         match &self.view.unit {

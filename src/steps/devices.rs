@@ -126,25 +126,21 @@ impl DevicesState {
     }
 
     /// The version of the loaded module.
-    #[must_use]
     pub fn loaded(&self) -> Option<&DriverVersion> {
         self.loaded.as_ref()
     }
 
     /// The NVML result.
-    #[must_use]
     pub fn nvml(&self) -> &Nvml {
         &self.nvml
     }
 
     /// The number of GPUs that this machine uses.
-    #[must_use]
     pub fn gpus(&self) -> usize {
         self.bound.len()
     }
 
     /// The number of GPUs with a device node.
-    #[must_use]
     pub fn nodes(&self) -> usize {
         self.nodes.len()
     }
@@ -278,7 +274,6 @@ pub fn agree(
 }
 
 /// Explains why NVML reports no GPUs although a driver is loaded. See [`agree`] for `reinstall`.
-#[must_use]
 pub fn unready(state: &DevicesState, reinstall: Option<&str>) -> Disagreement {
     unready_nvml(&state.nvml, state, reinstall)
 }

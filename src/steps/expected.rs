@@ -55,7 +55,6 @@ impl<'f> ExpectedGpus<'f> {
     }
 
     /// Returns the failure if GPUs are missing. Additional GPUs are not a failure.
-    #[must_use]
     pub fn broken(&self) -> Option<String> {
         (self.found < self.promised).then(|| {
             format!(

@@ -109,7 +109,6 @@ pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
 pub const CHECK_TIMER: StepId = StepId::new("check.timer");
 
 /// Returns the directories in which files of steps have an effect.
-#[must_use]
 pub const fn written_directories() -> [&'static str; 6] {
     [
         secure_boot::DIRECTORY,
@@ -122,13 +121,11 @@ pub const fn written_directories() -> [&'static str; 6] {
 }
 
 /// Returns the ID of the step that installs a runtime.
-#[must_use]
 pub fn package_step(kind: RuntimeKind) -> StepId {
     StepId::owned(format!("runtime.{}", kind.name()))
 }
 
 /// Returns the ID of the step that configures a daemon.
-#[must_use]
 pub fn config_step(daemon: Daemon) -> StepId {
     StepId::owned(format!("runtime.{}-nvidia", daemon.name()))
 }
@@ -149,7 +146,6 @@ fn daemons() -> impl Iterator<Item = Daemon> {
 }
 
 /// Returns all steps in order.
-#[must_use]
 pub fn all() -> Vec<Step> {
     let mut all = vec![
         preflight::step(),

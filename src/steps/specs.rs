@@ -37,7 +37,6 @@ pub struct Comparison {
 }
 
 /// Compares required packages with installed ones.
-#[must_use]
 pub fn compare(
     manager: Manager,
     specs: &[PackageSpec],
@@ -85,32 +84,27 @@ pub fn compare(
 
 impl Comparison {
     /// Returns whether all requirements are met.
-    #[must_use]
     pub fn all_met(&self) -> bool {
         self.unmet.is_empty()
     }
 
     /// Lists the met requirements.
-    #[must_use]
     pub fn met_text(&self) -> String {
         format!("installed: {}", self.met.join(", "))
     }
 
     /// Lists the unmet requirements.
-    #[must_use]
     pub fn unmet_text(&self) -> String {
         self.unmet.join("; ")
     }
 
     /// Returns the blocked assessment if [`Comparison::held`] is not empty.
-    #[must_use]
     pub fn refusal(&self, manager: Manager) -> Option<Assessment> {
         (!self.held.is_empty())
             .then(|| Assessment::blocked(self.held.join("; "), self.held_hint(manager)))
     }
 
     /// Returns the remedy for held packages.
-    #[must_use]
     pub fn held_hint(&self, manager: Manager) -> String {
         let backend = manager.backend();
         let unhold = backend.commands().unhold;
@@ -123,7 +117,6 @@ impl Comparison {
 
 /// Returns the required packages that gpu-bootstrap installed and whose version is not the required one. Their version may
 /// be changed.
-#[must_use]
 pub fn outdated(
     manager: Manager,
     specs: &[PackageSpec],
@@ -162,7 +155,6 @@ pub fn package_step(
 
 /// Returns the changes that meet the requirements: fresh package lists, then one transaction, which may change the version
 /// of the packages in `replacing` or remove them.
-#[must_use]
 pub fn install(specs: &[PackageSpec], replacing: Vec<String>) -> Vec<Change> {
     vec![
         Change::RefreshRepositories,

@@ -7,7 +7,6 @@ pub const PASSWD: &str = "/etc/passwd";
 pub const GROUP: &str = "/etc/group";
 
 /// The names in [`PASSWD`] or [`GROUP`]: the first field of each line, passwd(5), group(5).
-#[must_use]
 pub fn names(text: &str) -> BTreeSet<String> {
     (text.lines().filter_map(|line| line.split_once(':')))
         .map(|(name, _)| name.to_owned())

@@ -36,7 +36,6 @@ pub struct ContainerView {
 
 impl ContainerView {
     /// The number of GPU device nodes (`nvidia0`, `nvidia1`, …).
-    #[must_use]
     pub fn gpus(&self) -> usize {
         self.devices
             .iter()
@@ -46,7 +45,6 @@ impl ContainerView {
     }
 
     /// Whether this library is present in this version.
-    #[must_use]
     pub fn has_library(&self, name: &str, version: &str) -> bool {
         let file = format!("{name}.{version}");
         self.libraries
@@ -93,7 +91,6 @@ pub struct Mapped {
 
 /// The shared objects that this process has mapped, parsed from `proc_pid_maps(5)`: all files that are required to run the
 /// program in an empty root filesystem. The first is the program itself.
-#[must_use]
 pub fn mapped_objects(maps: &str) -> Vec<Mapped> {
     let mut found: Vec<Mapped> = Vec::new();
     for line in maps.lines() {

@@ -37,13 +37,11 @@ struct ResultTable {
 }
 
 /// Returns the table entry of a result, or `None` if the result is unknown.
-#[must_use]
 pub fn of(code: i32) -> Option<&'static CudaResult> {
     TABLE.get(&code)
 }
 
 /// Describes a fault, including the cause of its result code.
-#[must_use]
 pub fn why(fault: &CudaFault) -> String {
     match fault {
         CudaFault::Returned { code, .. } => match of(*code) {
@@ -55,7 +53,6 @@ pub fn why(fault: &CudaFault) -> String {
 }
 
 /// Returns the remedy of a fault.
-#[must_use]
 pub fn remedy(fault: &CudaFault) -> String {
     let text = match fault {
         CudaFault::NotLoadable { .. } => {

@@ -21,7 +21,6 @@ const CONTROL: [(&str, u32); 4] = [
 ];
 
 /// Returns the NVIDIA character device drivers in `/proc/devices`: names and major numbers.
-#[must_use]
 pub fn majors(text: &str) -> Vec<(String, u32)> {
     text.lines()
         .take_while(|line| !line.starts_with("Block devices"))
@@ -37,7 +36,6 @@ pub fn majors(text: &str) -> Vec<(String, u32)> {
 /// Returns the possible names in `/proc/devices` of the driver that owns a device node. Empty for nodes of other drivers.
 /// Before 550.40, the owner of GPU nodes was `nvidia-frontend`. Source: NVIDIA/nvidia-container-toolkit,
 /// `internal/info/proc/devices/devices.go`.
-#[must_use]
 pub fn drivers_of(path: &str) -> &'static [&'static str] {
     let Some(name) = path.strip_prefix("/dev/") else {
         return &[];
@@ -128,7 +126,6 @@ fn recreated(why: String, remove: &str, path: &str) -> Fault {
 
 /// Returns the command that creates an NVIDIA device node. With `-u`, `-c` is the minor number of a UVM node instead of a GPU.
 /// Source: NVIDIA/nvidia-modprobe, `main` in `nvidia-modprobe.c`.
-#[must_use]
 pub fn creation(path: &str) -> String {
     let name = path.strip_prefix("/dev/").unwrap_or(path);
     match name {

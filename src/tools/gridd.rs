@@ -27,13 +27,11 @@ pub const UNIT: &str = "nvidia-gridd.service";
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Queries the license status. `nvidia-smi --query-gpu` has no field for it.
-#[must_use]
 pub fn status() -> Query {
     Query::new("nvidia-smi", ["--query"]).deadline(DEADLINE)
 }
 
 /// Queries the messages of the unit since boot. The filter excludes messages of non-root processes.
-#[must_use]
 pub fn journal() -> Query {
     let unit = format!("_SYSTEMD_UNIT={UNIT}");
     let args = [
@@ -49,7 +47,6 @@ pub fn journal() -> Query {
 }
 
 /// Parses the output of [`status`]: the status of the first GPU without a license.
-#[must_use]
 pub fn unlicensed(text: &str) -> Option<&str> {
     let status = text.lines().filter_map(|line| {
         let (key, value) = line.split_once(':')?;
@@ -69,7 +66,6 @@ pub enum Attempt {
 }
 
 /// Returns the result of the last attempt in these messages, or `None` if there was no attempt.
-#[must_use]
 pub fn last_attempt(text: &str) -> Option<Attempt> {
     text.lines().rev().find_map(|line| {
         for failed in ["Failed to acquire license", "Failed to renew license"] {

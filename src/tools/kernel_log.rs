@@ -272,7 +272,6 @@ pub fn rows(messages: &[Message]) -> impl Iterator<Item = (&'static Line, Vec<Pc
 }
 
 /// Counts the messages of a table entry.
-#[must_use]
 pub fn count(messages: &[Message], row: &Line) -> usize {
     (messages.iter())
         .filter(|message| matches!(message, Message::Line { row: other, .. } if std::ptr::eq(row, *other)))
@@ -282,7 +281,6 @@ pub fn count(messages: &[Message], row: &Line) -> usize {
 /// Queries the messages of this boot from the systemd journal, which keeps more messages than the kernel. The filter selects
 /// only messages that [`read`] recognizes, because the output may be stored in a recording. The format is JSON, so each record
 /// is one line, even if its text contains newlines. The facility `kern` excludes text that programs write to `/dev/kmsg`.
-#[must_use]
 pub fn journal() -> Query {
     let messages = PATTERNS.iter().map(|(pattern, _)| pattern);
     let rows = TABLE.iter().flat_map(|row| &row.lines);
@@ -307,7 +305,6 @@ pub fn journal() -> Query {
 pub const RECORDS: &str = "/dev/kmsg";
 
 /// Queries the messages in the ring buffer of the kernel, without text that programs write to `/dev/kmsg`.
-#[must_use]
 pub fn ring() -> Query {
     Query::new("dmesg", ["--kernel"]).deadline(DEADLINE)
 }
@@ -334,7 +331,6 @@ struct Record {
 }
 
 /// Returns the messages in the output of [`journal`].
-#[must_use]
 pub fn records_of_journal(output: &str) -> Vec<String> {
     let message = |line| match serde_json::from_str::<Record>(line).ok()?.message {
         Field::Text(text) => Some(text),
@@ -346,7 +342,6 @@ pub fn records_of_journal(output: &str) -> Vec<String> {
 
 /// Returns the messages in the output of [`ring`] or in one of [`FILES`]. A message follows a timestamp, or a date, a host and
 /// `kernel:`. An indented line continues a message, because `dmesg` and `journalctl` print multi-line messages in this way.
-#[must_use]
 pub fn records(text: &str) -> Vec<String> {
     let mut records: Vec<String> = Vec::new();
     let mut open = false;
@@ -403,7 +398,6 @@ fn behind_time(line: &str) -> Option<&str> {
 }
 
 /// Returns the messages of the last boot.
-#[must_use]
 pub fn last_boot(records: &[String]) -> &[String] {
     let start = records.iter().rposition(|record| is_boot(record));
     &records[start.unwrap_or_default()..]
@@ -522,7 +516,6 @@ pub enum Recovery {
 
 impl Recovery {
     /// Returns the action with this number, or `None` if the number is unknown.
-    #[must_use]
     pub fn of(number: u32) -> Option<Self> {
         Some(match number {
             0 => Self::None,

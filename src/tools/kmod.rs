@@ -22,7 +22,6 @@ pub const AT_BOOT: &str = "/etc/modules-load.d";
 pub const DIRECTORY: &str = "/lib/modules";
 
 /// Returns the module directory of a kernel.
-#[must_use]
 pub fn directory_of(kernel: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("{DIRECTORY}/{kernel}"))
 }
@@ -38,13 +37,11 @@ pub const MODULE_FOLDERS: [&str; 6] = [
 ];
 
 /// Returns the module list that `depmod` generates for a kernel.
-#[must_use]
 pub fn list_of(kernel: &str) -> Utf8PathBuf {
     directory_of(kernel).join("modules.dep")
 }
 
 /// Returns the path of a module in the content of `modules.dep`, relative to the directory of the kernel.
-#[must_use]
 pub fn file_of<'l>(list: &'l str, module: &str) -> Option<&'l str> {
     list.lines()
         .filter_map(|line| line.split(':').next())
@@ -52,7 +49,6 @@ pub fn file_of<'l>(list: &'l str, module: &str) -> Option<&'l str> {
 }
 
 /// Returns the name of a module from its path.
-#[must_use]
 pub fn name_of(path: &str) -> Option<&str> {
     let name = path.rsplit('/').next().unwrap_or(path);
     Some(name.split_once(".ko")?.0)
@@ -61,7 +57,6 @@ pub fn name_of(path: &str) -> Option<&str> {
 /// Whether a file is the main module `nvidia`. Debian builds it as `nvidia-current.ko` or similar, with the alias `nvidia`.
 /// `nvidia-uvm` and the other companions do not count, nor do the in-tree modules `nvidiafb` and `nvidia-wmi-ec-backlight`.
 /// Only the main module shows the flavor, because `nvidia-uvm` has the license of the open modules in both flavors.
-#[must_use]
 pub fn is_nvidia_module(file: &str) -> bool {
     let Some((stem, packing)) = file.split_once(".ko") else {
         return false;
@@ -104,7 +99,6 @@ pub fn is_emptied(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesE
 }
 
 /// Returns the modules in a file in [`AT_BOOT`].
-#[must_use]
 pub fn named_for_boot(content: &str) -> impl DoubleEndedIterator<Item = &str> {
     content
         .lines()
@@ -125,7 +119,6 @@ pub struct Loaded {
 
 impl Loaded {
     /// The number of users that are not modules.
-    #[must_use]
     pub fn others(&self) -> u64 {
         u64::from(self.users).saturating_sub(self.used_by.len() as u64)
     }
@@ -135,19 +128,16 @@ impl Loaded {
 pub const BRIDGE_FILTER: &str = "br_netfilter";
 
 /// Returns the name in the spelling of the kernel.
-#[must_use]
 pub fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
 
 /// Returns the directory that exists while a module is loaded, or if it is built into the kernel.
-#[must_use]
 pub fn in_kernel(module: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("/sys/module/{}", canonical(module)))
 }
 
 /// Parses [`MODULES`].
-#[must_use]
 pub fn parse_loaded(text: &str) -> Vec<Loaded> {
     text.lines()
         .filter_map(|line| {
@@ -316,25 +306,21 @@ fn setting(module: &str, word: &str) -> Option<ModuleSetting> {
 }
 
 /// Queries a field of a module, by its name or path. Compressed modules are supported.
-#[must_use]
 pub fn field(field: &'static str, module: &str) -> Query {
     Query::new("modinfo", ["-F", field, "--", module])
 }
 
 /// Loads a module and its dependencies.
-#[must_use]
 pub fn load(module: &str) -> Cmd {
     Cmd::new("modprobe", ["--", module]).deadline(DEADLINE)
 }
 
 /// Unloads one module. Needs neither its file nor its configuration.
-#[must_use]
 pub fn remove(module: &str) -> Cmd {
     Cmd::new("rmmod", ["--", module]).deadline(DEADLINE)
 }
 
 /// Returns a module and all modules that use it, in an order in which they can be unloaded. The module itself is last.
-#[must_use]
 pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
     fn visit(loaded: &[Loaded], name: &str, found: &mut Vec<Loaded>) {
         let Some(one) = loaded.iter().find(|one| one.name == name) else {

@@ -45,7 +45,6 @@ pub fn refused_cgroup_v1(
 }
 
 /// Formats labels for the kubelet option `--node-labels`.
-#[must_use]
 pub fn label_list(labels: &Labels) -> String {
     let all: Vec<String> = (labels.iter())
         .map(|(key, value)| format!("{key}={value}"))
@@ -72,7 +71,6 @@ pub fn parse(text: &str) -> Result<KubeletConfig, String> {
 }
 
 /// Returns the path of a socket URL such as `unix:///run/containerd/containerd.sock`.
-#[must_use]
 pub fn socket(address: &str) -> String {
     address
         .strip_prefix("unix://")
@@ -81,7 +79,6 @@ pub fn socket(address: &str) -> String {
 }
 
 /// Returns the value of an option on a kubelet command line, given as one argument or two.
-#[must_use]
 pub fn option<'c>(command: &'c str, name: &str) -> Option<&'c str> {
     let mut words = command.split_ascii_whitespace();
     let value = loop {
@@ -99,7 +96,6 @@ pub fn option<'c>(command: &'c str, name: &str) -> Option<&'c str> {
 }
 
 /// Returns the socket on a kubelet command line.
-#[must_use]
 pub fn endpoint(command: &str) -> Option<String> {
     option(command, "--container-runtime-endpoint").map(socket)
 }

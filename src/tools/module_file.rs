@@ -39,7 +39,6 @@ fn section<'m>(module: &'m [u8], name: &str) -> Option<&'m [u8]> {
 }
 
 /// Returns the value of a key in `.modinfo`, which contains `key=value` strings that end with a zero byte.
-#[must_use]
 pub fn modinfo<'m>(module: &'m [u8], key: &str) -> Option<&'m str> {
     section(module, ".modinfo")?
         .split(|byte| *byte == 0)
@@ -51,7 +50,6 @@ pub fn modinfo<'m>(module: &'m [u8], key: &str) -> Option<&'m str> {
 
 /// Returns the checksums of the symbols that a module needs, or `None` if it has no checksums. The kernel compares them with
 /// its own to detect a module that was compiled for another kernel.
-#[must_use]
 pub fn needed_symbols(module: &[u8]) -> Option<BTreeMap<String, u32>> {
     let entries = section(module, "__versions")?.chunks_exact(VERSION_ENTRY);
     let symbols = entries.filter_map(|entry| {
@@ -63,7 +61,6 @@ pub fn needed_symbols(module: &[u8]) -> Option<BTreeMap<String, u32>> {
 }
 
 /// Returns the flavor of the NVIDIA modules that have this license. The open modules have `Dual MIT/GPL`.
-#[must_use]
 pub fn flavor_of_license(license: &str) -> Option<Flavor> {
     match license.trim() {
         "Dual MIT/GPL" => Some(Flavor::Open),

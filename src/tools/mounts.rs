@@ -42,7 +42,6 @@ pub fn list(files: &dyn ReadFiles) -> Result<String, FilesError> {
 
 /// Returns the mount that contains a path. The path must not contain symlinks. If several mounts have the same mount point,
 /// the last one is visible.
-#[must_use]
 pub fn holding<'t>(list: &'t str, path: &Utf8Path) -> Option<Mount<'t>> {
     list.lines()
         .filter_map(mount)
@@ -51,7 +50,6 @@ pub fn holding<'t>(list: &'t str, path: &Utf8Path) -> Option<Mount<'t>> {
 }
 
 /// Whether a file will exist at this path after a reboot, according to the mount list.
-#[must_use]
 pub fn stays(path: &Utf8Path, mounts: &str) -> bool {
     let passing = PASSING.iter().any(|directory| path.starts_with(directory))
         || path.as_str().ends_with(DELETED)

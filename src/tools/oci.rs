@@ -36,7 +36,6 @@ pub const LOGINS: &str = "/root/.docker/config.json";
 const DEFAULT_REGISTRY: &str = "docker.io";
 
 /// Returns the full name of a container image, with registry and tag. Docker adds them itself, other runtimes do not.
-#[must_use]
 pub fn full_name(image: &str) -> String {
     let named = match image.split_once('/') {
         Some((first, _)) if first.contains(['.', ':']) || first == "localhost" => image.to_owned(),
@@ -61,7 +60,6 @@ pub struct Address {
 
 impl Address {
     /// Parses `oci://REGISTRY/REPOSITORY`, or returns `None` if the text has another format.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (registry, repository) = text.strip_prefix(SCHEME)?.split_once('/')?;
         let is_host = |c: char| c.is_ascii_alphanumeric() || ".:-[]".contains(c);
@@ -83,7 +81,6 @@ impl Address {
     }
 
     /// Returns the URL of an object in the repository. Only HTTPS is used.
-    #[must_use]
     pub fn at(&self, what: &str) -> String {
         let Self {
             registry,
@@ -93,7 +90,6 @@ impl Address {
     }
 
     /// Returns the URL for a `Location` header of the registry, or `None` if it does not use HTTPS.
-    #[must_use]
     pub fn elsewhere(&self, location: &str) -> Option<String> {
         match location.starts_with('/') && !location.starts_with("//") {
             true => Some(format!("https://{}{location}", self.registry)),
@@ -102,7 +98,6 @@ impl Address {
     }
 
     /// Returns the upload URL for a `Location` header of the registry. Uploads to another host are not allowed.
-    #[must_use]
     pub fn upload(&self, location: &str, digest: &str) -> Option<String> {
         let own = format!("https://{}", self.registry);
         let path = location.strip_prefix(&own).unwrap_or(location);
@@ -120,7 +115,6 @@ impl fmt::Display for Address {
 
 /// Returns the tag of an archive. A tag contains only letters, digits, `_`, `.` and `-`, but kernel releases may also contain
 /// `+`.
-#[must_use]
 pub fn tag(archive: &str) -> String {
     let name = archive.strip_suffix(".tar.gz").unwrap_or(archive);
     name.replace(
@@ -130,7 +124,6 @@ pub fn tag(archive: &str) -> String {
 }
 
 /// Returns the digest of a blob.
-#[must_use]
 pub fn digest(content: &[u8]) -> String {
     format!("sha256:{}", sha256(content))
 }
@@ -147,19 +140,16 @@ pub struct ArtifactLayer {
 
 impl ArtifactLayer {
     /// Whether the layer is the file with this name.
-    #[must_use]
     pub fn is(&self, name: &str) -> bool {
         self.annotations.get(TITLE).map(String::as_str) == Some(name)
     }
 
     /// Whether the layer has this content.
-    #[must_use]
     pub fn has(&self, content: &[u8]) -> bool {
         self.size == content.len() as u64 && self.digest == digest(content)
     }
 
     /// Whether the digest is of a supported kind and safe to use in a URL.
-    #[must_use]
     pub fn is_known(&self) -> bool {
         let hex = self.digest.strip_prefix("sha256:");
         hex.is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
@@ -187,7 +177,6 @@ pub struct File<'f> {
 }
 
 /// Returns the manifest of an artifact with these files.
-#[must_use]
 pub fn manifest(files: &[File<'_>]) -> Value {
     let layers = files.iter().map(|file| {
         json!({
@@ -221,7 +210,6 @@ pub enum Challenge {
 
 /// Parses a `WWW-Authenticate` header. Returns `None` for an unsupported method, and for a token service without HTTPS. `scope`
 /// replaces the scope in the header, because GitHub's registry requests only `pull` even for an upload.
-#[must_use]
 pub fn challenge(header: &str, scope: Option<&str>) -> Option<Challenge> {
     let (way, rest) = header.trim().split_once(' ').unwrap_or((header.trim(), ""));
     if way.eq_ignore_ascii_case("basic") {
@@ -257,7 +245,6 @@ pub fn challenge(header: &str, scope: Option<&str>) -> Option<Challenge> {
 }
 
 /// Parses the response of a token service.
-#[must_use]
 pub fn token(answer: &[u8]) -> Option<Secret> {
     let answer: Value = serde_json::from_slice(answer).ok()?;
     let token = (answer.get("token")).or_else(|| answer.get("access_token"));
@@ -265,7 +252,6 @@ pub fn token(answer: &[u8]) -> Option<Secret> {
 }
 
 /// Returns the error code of a registry, such as `DENIED` or `MANIFEST_UNKNOWN`.
-#[must_use]
 pub fn refusal(answer: &[u8]) -> Option<String> {
     let answer: Value = serde_json::from_slice(answer).ok()?;
     let word = answer.pointer("/errors/0/code")?.as_str()?;
@@ -317,7 +303,6 @@ pub fn login(config: &str, registry: &str) -> Result<Option<Login>, serde_json::
 
 /// Parses the output of a credential helper. Returns `None` for an identity token, which is used in another way than a
 /// password.
-#[must_use]
 pub fn helped(answer: &str) -> Option<Secret> {
     let answer: Value = serde_json::from_str(answer).ok()?;
     let user = answer.get("Username")?.as_str()?;

@@ -60,7 +60,6 @@ pub struct BuildTarget {
 
 impl BuildTarget {
     /// Returns the archive name.
-    #[must_use]
     pub fn archive(&self) -> String {
         let Self {
             distribution,
@@ -285,13 +284,11 @@ impl PrivateKey {
         Ok(Self { number, pair })
     }
 
-    #[must_use]
     pub fn public(&self) -> String {
         STANDARD.encode([b"Ed", &self.number[..], self.pair.public_key().as_ref()].concat())
     }
 
     /// Signs the digest of an archive. Source: minisign, "Signature format".
-    #[must_use]
     pub fn sign(&self, archive: &[u8], name: &str, at: jiff::Timestamp) -> String {
         let comment = format!("timestamp:{}\tfile:{name}\thashed", at.as_second());
         self.sign_with(archive, &comment)
@@ -461,7 +458,6 @@ impl KernelInterface {
 }
 
 /// Parses `Module.symvers` in the kernel headers. Each line contains a checksum, a symbol and more fields, separated by tabs.
-#[must_use]
 pub fn symbols(text: &str) -> BTreeMap<String, u32> {
     let line = |line: &str| {
         let mut fields = line.split('\t');
@@ -472,7 +468,6 @@ pub fn symbols(text: &str) -> BTreeMap<String, u32> {
 }
 
 /// Parses `include/generated/utsrelease.h` in the kernel headers: the release for modules.
-#[must_use]
 pub fn release(header: &str) -> Option<&str> {
     header.lines().find_map(|line| {
         line.strip_prefix("#define UTS_RELEASE \"")?
@@ -481,7 +476,6 @@ pub fn release(header: &str) -> Option<&str> {
 }
 
 /// Returns the compiler in a kernel configuration.
-#[must_use]
 pub fn compiler(config: &str) -> Option<String> {
     let value = config
         .lines()
@@ -490,7 +484,6 @@ pub fn compiler(config: &str) -> Option<String> {
 }
 
 /// Returns the command that decompresses a module in place and removes the suffix, or `None` if the module is not compressed.
-#[must_use]
 pub fn decompress(path: &Utf8Path) -> Option<Cmd> {
     let program = match path.extension()? {
         "xz" => "xz",

@@ -189,13 +189,11 @@ impl LayerResults {
     }
 
     /// Whether a layer has failed.
-    #[must_use]
     pub fn failed(&self) -> bool {
         self.fault.is_some()
     }
 
     /// Returns the document, without the data from NVML and CUDA.
-    #[must_use]
     pub fn document(mut self) -> ProbeDocument {
         for layer in ProbeLayer::ALL {
             if !self.results.iter().any(|known| known.layer == layer) {
@@ -239,7 +237,6 @@ pub fn no_device() -> LayerFault {
 
 /// Returns the devices for computations, from NVML: GPUs, or their MIG devices in MIG mode. A GPU in MIG mode without MIG
 /// devices is omitted.
-#[must_use]
 pub fn devices(nvml: &NvmlView) -> Vec<ProbedDevice> {
     let mut found = Vec::new();
     for gpu in &nvml.devices {
@@ -265,7 +262,6 @@ pub fn devices(nvml: &NvmlView) -> Vec<ProbedDevice> {
 }
 
 /// Returns a human-readable device name.
-#[must_use]
 pub fn label(device: &ProbedDevice) -> String {
     match device.mig_index {
         None => format!("GPU {} ({})", device.index, device.uuid),
@@ -346,7 +342,6 @@ fn other_devices(devices: &[ProbedDevice], uuids: &[String]) -> Option<String> {
 }
 
 /// Returns the UUIDs that are only in `these`, as human-readable text.
-#[must_use]
 pub fn only(these: &BTreeSet<String>, those: &BTreeSet<String>) -> String {
     let only: Vec<&str> = these.difference(those).map(String::as_str).collect();
     match only[..] {
@@ -356,14 +351,12 @@ pub fn only(these: &BTreeSet<String>, those: &BTreeSet<String>) -> String {
 }
 
 /// Returns the number of devices of each kind as text.
-#[must_use]
 pub fn devices_for_people(devices: &[ProbedDevice]) -> String {
     let parts = devices.iter().filter(|one| one.mig_index.is_some()).count();
     counted_devices(devices.len() - parts, parts)
 }
 
 /// Formats a number of GPUs and a number of MIG devices.
-#[must_use]
 pub fn counted_devices(gpus: usize, parts: usize) -> String {
     let gpus_text = counted(gpus, "GPU");
     let parts_text = counted(parts, "MIG device");

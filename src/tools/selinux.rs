@@ -18,7 +18,6 @@ pub fn is_enabled(files: &dyn ReadFiles) -> Result<bool, FilesError> {
 }
 
 /// Restores the default labels of paths. Missing paths are ignored.
-#[must_use]
 pub fn restore(paths: &[&Utf8Path]) -> Cmd {
     let paths = paths.iter().map(|path| path.as_str());
     Cmd::new("restorecon", ["-i", "--"].into_iter().chain(paths)).deadline(Duration::from_secs(60))

@@ -30,7 +30,6 @@ pub struct SignedEndpoint<'t> {
 
 /// Signs a POST of this document to `/`. Returns all headers except `host`: `authorization`, the given headers, and the other
 /// signed headers. The given names must be in lower case.
-#[must_use]
 pub fn sign(
     target: SignedEndpoint<'_>,
     credentials: &Credentials,

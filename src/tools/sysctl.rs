@@ -23,32 +23,27 @@ pub const BRIDGE_OF_PODS: &str = "cni0";
 const SWAP_DEADLINE: Duration = Duration::from_secs(300);
 
 /// Returns the file of a parameter.
-#[must_use]
 pub fn path(name: &str) -> String {
     format!("/proc/sys/{}", name.replace('.', "/"))
 }
 
 /// Sets a parameter until the next boot.
-#[must_use]
 pub fn set(name: &str, value: &str) -> Cmd {
     let value = format!("{name}={value}");
     Cmd::new("sysctl", ["--write", "--", &value])
 }
 
 /// Turns off swap on a file or device.
-#[must_use]
 pub fn swap_off(area: &str) -> Cmd {
     Cmd::new("swapoff", ["--", area]).deadline(SWAP_DEADLINE)
 }
 
 /// Turns on swap on a file or device.
-#[must_use]
 pub fn swap_on(area: &str) -> Cmd {
     Cmd::new("swapon", ["--", area]).deadline(SWAP_DEADLINE)
 }
 
 /// Returns the files and devices in the list of swap areas, including compressed memory (zram).
-#[must_use]
 pub fn parse_swaps(text: &str) -> Vec<String> {
     (text.lines().skip(1))
         .filter_map(|line| line.split_whitespace().next())
@@ -57,7 +52,6 @@ pub fn parse_swaps(text: &str) -> Vec<String> {
 }
 
 /// Returns the table of filesystems with its swap entries commented out, or `None` if it has no swap entries.
-#[must_use]
 pub fn without_swap(fstab: &str) -> Option<String> {
     let mut found = false;
     let mut text = String::new();

@@ -5,7 +5,6 @@ pub const FILES: [&str; 2] = ["/var/log/syslog", "/var/log/messages"];
 
 /// Returns the message in a line if its tag is the name of one of the programs, as in `… node nvidia-gridd[7]: TEXT`. Each user
 /// can write such a line.
-#[must_use]
 pub fn message<'l>(line: &'l str, programs: &[&str]) -> Option<&'l str> {
     let (head, text) = line.split_once(": ")?;
     let tag = head.rsplit(' ').next()?;

@@ -84,14 +84,12 @@ pub fn settings(files: &dyn ReadFiles, unit: &str, key: &str) -> Result<Vec<Stri
 }
 
 /// Returns the path of a unit file that an administrator installs.
-#[must_use]
 pub fn own_file(unit: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("/etc/systemd/system/{unit}"))
 }
 
 /// Formats a path as an argument of `ExecStart`, according to systemd.service(5): `%` and `$` are doubled, quotes and
 /// backslashes are escaped, and a path with whitespace is quoted.
-#[must_use]
 pub fn quoted(path: &Utf8Path) -> String {
     let text = path
         .as_str()
@@ -124,7 +122,6 @@ const NOT_BOOTED: &str = "not started, because systemd is not running";
 impl UnitState {
     /// The state of a unit if systemd is not running, for example in the chroot of an image builder. `file` is the output of
     /// [`is_enabled`].
-    #[must_use]
     pub fn not_booted(load: &str, file: &str) -> Self {
         Self {
             load: load.to_owned(),
@@ -135,31 +132,26 @@ impl UnitState {
     }
 
     /// Whether systemd is not running, so that the unit cannot be started.
-    #[must_use]
     pub fn is_not_booted(&self) -> bool {
         self.active == NOT_BOOTED
     }
 
     /// Whether the unit is enabled and active. If systemd is not running, whether it starts at the next boot.
-    #[must_use]
     pub fn is_up(&self) -> bool {
         self.is_enabled() && (self.is_active() || self.is_not_booted())
     }
 
     /// Whether the unit exists.
-    #[must_use]
     pub fn exists(&self) -> bool {
         self.load != "not-found"
     }
 
     /// Whether systemd can start it: the unit exists, is not masked, and its file is valid.
-    #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.load == "loaded"
     }
 
     /// Whether it starts at boot, also indirectly by another unit (`static`, `indirect`, …).
-    #[must_use]
     pub fn is_enabled(&self) -> bool {
         matches!(
             self.file.as_str(),
@@ -168,13 +160,11 @@ impl UnitState {
     }
 
     /// Whether it is starting or stopping, without a previous failure.
-    #[must_use]
     pub fn is_restarting(&self) -> bool {
         matches!(self.active.as_str(), "activating" | "deactivating") && self.result == "success"
     }
 
     /// Whether it is running.
-    #[must_use]
     pub fn is_active(&self) -> bool {
         matches!(self.active.as_str(), "active" | "reloading")
     }
@@ -200,7 +190,6 @@ impl std::fmt::Display for UnitState {
 
 /// Queries the state of a unit. `systemctl(1)`: "show [...] is intended to be used whenever computer-parsable output is
 /// required". It also exits with 0 for units that do not exist.
-#[must_use]
 pub fn show(unit: &str) -> Query {
     Query::new(
         "systemctl",
@@ -214,7 +203,6 @@ pub fn show(unit: &str) -> Query {
 }
 
 /// Parses the output of [`show`]. `None` if it is invalid.
-#[must_use]
 pub fn parse_show(text: &str) -> Option<UnitState> {
     let value = |key: &str| {
         text.lines()
@@ -230,7 +218,6 @@ pub fn parse_show(text: &str) -> Option<UnitState> {
 }
 
 /// Queries whether a unit starts at boot. systemctl reads files for this, so it also works if systemd is not running.
-#[must_use]
 pub fn is_enabled(unit: &str) -> Query {
     Query::new("systemctl", ["is-enabled", "--", unit])
 }
@@ -252,7 +239,6 @@ pub enum OneshotState {
 }
 
 /// Queries the state of a oneshot unit.
-#[must_use]
 pub fn once(unit: &str) -> Query {
     let properties =
         "--property=ActiveState,Job,Result,ExecMainStatus,InactiveEnterTimestampMonotonic";
@@ -261,7 +247,6 @@ pub fn once(unit: &str) -> Query {
 
 /// Parses the output of [`once`]. `None` if it is invalid. `Job` is present while a job is queued
 /// (`org.freedesktop.systemd1(5)`). systemctl omits it if its number is 0.
-#[must_use]
 pub fn parse_once(text: &str) -> Option<OneshotState> {
     let value = |key: &str| {
         text.lines()
@@ -284,14 +269,12 @@ pub fn parse_once(text: &str) -> Option<OneshotState> {
 }
 
 /// Queries the command of a unit that systemd has read from the unit file and all drop-ins.
-#[must_use]
 pub fn command(unit: &str) -> Query {
     Query::new("systemctl", ["show", "--property=ExecStart", "--", unit])
 }
 
 /// Parses the output of [`command`] and returns program and arguments, or `None` if the unit has no command or several.
 /// `org.freedesktop.systemd1(5)` describes the fields.
-#[must_use]
 pub fn parse_command(text: &str) -> Option<&str> {
     let mut commands = text
         .lines()
@@ -306,13 +289,11 @@ const SANDBOX: &str = "--property=ProtectSystem,PrivateDevices,ReadOnlyPaths,Ina
                        ProtectKernelModules,RootDirectory,RootImage";
 
 /// Queries the sandboxing settings of a unit.
-#[must_use]
 pub fn sandbox(unit: &str) -> Query {
     Query::new("systemctl", ["show", SANDBOX, "--", unit])
 }
 
 /// Parses the output of [`sandbox`] and returns the settings that differ from their defaults.
-#[must_use]
 pub fn parse_sandbox(text: &str) -> Vec<&str> {
     let is_set = |line: &&str| {
         (line.split_once('=')).is_some_and(|(_, value)| !matches!(value.trim(), "" | "no"))
@@ -321,34 +302,29 @@ pub fn parse_sandbox(text: &str) -> Vec<&str> {
 }
 
 /// Queries which processes of a unit are killed when it stops.
-#[must_use]
 pub fn kill_mode(unit: &str) -> Query {
     Query::new("systemctl", ["show", "--property=KillMode", "--", unit])
 }
 
 /// Parses the output of [`kill_mode`]. Returns whether stopping the unit kills only its main process and not its child
 /// processes. systemd.kill(5).
-#[must_use]
 pub fn parse_spares_children(text: &str) -> Option<bool> {
     let mode = (text.lines()).find_map(|line| line.strip_prefix("KillMode="))?;
     Some(spares_children(mode))
 }
 
 /// Whether stopping a unit with this value of `KillMode` kills only its main process and not its child processes.
-#[must_use]
 pub fn spares_children(kill_mode: &str) -> bool {
     kill_mode == "process"
 }
 
 /// Returns the directory for drop-ins of an administrator or of gpu-bootstrap.
-#[must_use]
 pub fn drop_in_directory(unit: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("/etc/systemd/system/{unit}.d"))
 }
 
 /// Queries whether files of a unit changed since systemd read them, and which drop-ins it has read. A unit that is not loaded
 /// needs no reload, because systemd reads its files when it is queried by name.
-#[must_use]
 pub fn needs_reload(unit: &str) -> Query {
     Query::new(
         "systemctl",
@@ -364,7 +340,6 @@ pub fn needs_reload(unit: &str) -> Query {
 /// Parses the output of [`needs_reload`]. `drop_ins` are the drop-ins on disk. For a loaded unit, systemd does not detect a new
 /// drop-in directory, because it searches a cached list of paths (`unit_need_daemon_reload` and `unit_path_cache`, seen with
 /// systemd 252).
-#[must_use]
 pub fn parse_needs_reload(text: &str, drop_ins: &[Utf8PathBuf]) -> bool {
     let changed = text
         .lines()
@@ -377,7 +352,6 @@ pub fn parse_needs_reload(text: &str, drop_ins: &[Utf8PathBuf]) -> bool {
 }
 
 /// Runs a command on a unit: `enable`, `disable`, `start`, `stop`, `restart`, `reset-failed`, `mask`, ….
-#[must_use]
 pub fn act(verb: &'static str, unit: &str) -> Cmd {
     let slow = SLOW.iter().find(|(name, _)| *name == unit);
     let deadline = slow.map_or(UNIT_DEADLINE, |(_, deadline)| *deadline);
@@ -385,13 +359,11 @@ pub fn act(verb: &'static str, unit: &str) -> Cmd {
 }
 
 /// Starts a unit without waiting for it.
-#[must_use]
 pub fn start_no_block(unit: &str) -> Cmd {
     Cmd::new("systemctl", ["start", "--no-block", "--", unit])
 }
 
 /// Starts a program as a separate unit without waiting for it. systemd-run(1).
-#[must_use]
 pub fn run(unit: &'static str, properties: &[&'static str], command: &[String]) -> Cmd {
     let properties = properties.iter().map(|one| format!("--property={one}"));
     let options = ["--no-block".to_owned(), format!("--unit={unit}")];
@@ -403,19 +375,16 @@ pub fn run(unit: &'static str, properties: &[&'static str], command: &[String]) 
 
 /// Queries the state of the system. `systemctl(1)`: it prints `stopping` while the manager shuts down. The exit status is 0
 /// only for `running`.
-#[must_use]
 pub fn is_system_running() -> Query {
     Query::new("systemctl", ["is-system-running"]).deadline(Duration::from_secs(10))
 }
 
 /// Queries the systemd version. Does not need a running systemd.
-#[must_use]
 pub fn version() -> Query {
     Query::new("systemctl", ["--version"])
 }
 
 /// Parses the output of [`version`], whose first line is `systemd 252 (252.39-1~deb12u1)`. `None` if it is invalid.
-#[must_use]
 pub fn parse_version(text: &str) -> Option<u32> {
     let version = text.strip_prefix("systemd ")?;
     let digits = version.split(|c: char| !c.is_ascii_digit()).next()?;
@@ -423,13 +392,11 @@ pub fn parse_version(text: &str) -> Option<u32> {
 }
 
 /// Makes systemd reload unit files.
-#[must_use]
 pub fn daemon_reload() -> Cmd {
     Cmd::new("systemctl", ["daemon-reload"])
 }
 
 /// Queries the last lines that a unit wrote to the journal, to explain its failure.
-#[must_use]
 pub fn last_words(unit: &str) -> Query {
     let unit = format!("--unit={unit}");
     Query::new(

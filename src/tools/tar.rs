@@ -5,7 +5,6 @@ use camino::Utf8Path;
 use crate::host::Cmd;
 
 /// Packs entries of a directory.
-#[must_use]
 pub fn pack(archive: &Utf8Path, directory: &Utf8Path, names: &[&str]) -> Cmd {
     let (archive, directory) = (
         format!("--file={archive}"),

@@ -94,7 +94,6 @@ pub fn parse_config(text: &str) -> Result<ToolkitFile, String> {
 
 /// Returns both names of the program that generates library caches. `ldconfig` on Ubuntu is a wrapper of `ldconfig.real`. The
 /// toolkit uses the one that exists (`NormalizeLDConfigPath`), but older versions do not: NVIDIA/nvidia-docker issue 587.
-#[must_use]
 pub fn both_names(ldconfig: &str) -> [String; 2] {
     let plain = ldconfig.strip_suffix(".real").unwrap_or(ldconfig);
     [plain.to_owned(), format!("{plain}.real")]
@@ -102,14 +101,12 @@ pub fn both_names(ldconfig: &str) -> [String; 2] {
 
 /// Whether a container runtime configuration contains a toolkit runtime outside of comments. The runtime may be from the
 /// packages or from the NVIDIA GPU Operator, which installs it in another directory.
-#[must_use]
 pub fn is_named_in(configuration: &str) -> bool {
     effective(configuration).any(|line| line.contains(RUNTIME_NAME))
 }
 
 /// Whether a container runtime configuration contains the toolkit runtime from the packages, or a sibling such as
 /// `nvidia-container-runtime.cdi`.
-#[must_use]
 pub fn needs_packages(configuration: &str) -> bool {
     let is_theirs = |text: &str| comes_with(text, RUNTIME);
     effective(configuration).any(|line| line.split(['"', '\'']).any(is_theirs))
@@ -117,7 +114,6 @@ pub fn needs_packages(configuration: &str) -> bool {
 
 /// Whether a program is shipped in the same packages as another one: the program itself, or a sibling with a suffix
 /// (`nvidia-container-runtime.cdi`, `.legacy`). Programs in the packages' directory may be given without a path.
-#[must_use]
 pub fn comes_with(program: &str, other: &str) -> bool {
     let name = |path| str::strip_prefix(path, "/usr/bin/").unwrap_or(path);
     (name(program).strip_prefix(name(other)))

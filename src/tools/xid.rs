@@ -49,7 +49,6 @@ pub enum XidAction {
 
 impl XidAction {
     /// The remedy, as text. An entry in the table can override it ([`Xid::remedy`]).
-    #[must_use]
     pub const fn remedy(self) -> &'static str {
         match self {
             Self::None => "no action is needed: the driver handled the error",
@@ -95,7 +94,6 @@ pub struct Xid {
 
 impl Xid {
     /// The remedy, as text.
-    #[must_use]
     pub fn remedy(&self) -> String {
         let remedy = self.remedy.as_deref().unwrap_or(self.action.remedy());
         match &self.before_ampere {
@@ -111,7 +109,6 @@ struct XidTable {
 }
 
 /// Returns the entry of a number, or `None` if the number is unknown.
-#[must_use]
 pub fn of(code: u32) -> Option<&'static Xid> {
     TABLE.get(&code)
 }

@@ -80,7 +80,6 @@ impl Reverted {
     }
 
     /// Combines results. `Left` takes precedence over `Done`, and `Done` over `Nothing`.
-    #[must_use]
     pub fn of(endings: Vec<Self>) -> Self {
         let (mut done, mut nothing, mut left, mut whys) = (vec![], vec![], vec![], vec![]);
         for ending in endings {

@@ -106,7 +106,6 @@ pub struct Unowned {
 
 impl Unowned {
     /// Returns `true` if there are none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -117,7 +116,6 @@ impl Inventory {
     pub const SCHEMA: u32 = 1;
 
     /// Returns the difference to a later inventory.
-    #[must_use]
     pub fn effects(&self, later: &Self) -> Effects {
         let came = |before: &BTreeSet<String>, after: &BTreeSet<String>| -> BTreeSet<String> {
             after.difference(before).cloned().collect()
@@ -183,7 +181,6 @@ impl Inventory {
 
 impl Effects {
     /// Returns `true` if there is nothing to undo.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         let nothing = Self {
             there: self.there.clone(),
@@ -195,7 +192,6 @@ impl Effects {
     }
 
     /// The packages that were not installed before.
-    #[must_use]
     pub fn new_packages(&self) -> BTreeSet<String> {
         self.appeared.union(&self.refilled).cloned().collect()
     }
@@ -218,7 +214,6 @@ impl Effects {
     }
 
     /// Combines these effects with the effects of a later transaction.
-    #[must_use]
     pub fn and_then(&self, later: &Self) -> Self {
         let union = |a: &BTreeSet<String>, b: &BTreeSet<String>| -> BTreeSet<String> {
             a.union(b).cloned().collect()

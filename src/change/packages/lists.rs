@@ -37,7 +37,6 @@ pub struct WantedPackages {
 
 impl WantedPackages {
     /// Returns the packages and repositories of the desired state.
-    #[must_use]
     pub fn of(desired: &Desired) -> Self {
         let groups = desired.package_groups().into_iter();
         Self {

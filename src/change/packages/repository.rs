@@ -362,7 +362,6 @@ pub enum Keyring {
 }
 
 /// Checks the keys in a keyring.
-#[must_use]
 pub fn evaluate(repository: &Repository, bytes: &[u8]) -> Keyring {
     let Ok(file) = openpgp::parse(bytes) else {
         return Keyring::Unusable;
@@ -376,7 +375,6 @@ pub fn evaluate(repository: &Repository, bytes: &[u8]) -> Keyring {
 }
 
 /// Returns `true` if a key file contains a key that the repository accepts.
-#[must_use]
 pub fn has_accepted_key(repository: &Repository, bytes: &[u8]) -> bool {
     openpgp::parse(bytes).is_ok_and(|file| {
         (file.keys.iter()).any(|key| !key.revoked && accepts(repository, &key.fingerprint))
@@ -384,7 +382,6 @@ pub fn has_accepted_key(repository: &Repository, bytes: &[u8]) -> bool {
 }
 
 /// Returns `true` if the repository accepts a key.
-#[must_use]
 pub fn accepts(repository: &Repository, fingerprint: &str) -> bool {
     (repository.fingerprints.iter()).any(|one| one.eq_ignore_ascii_case(fingerprint))
 }

@@ -32,7 +32,6 @@ impl ValidationRecord {
     pub const IMAGE: &str = "image=";
 
     /// Parses a record. Lines without a known prefix are inputs.
-    #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut record = Self::default();
         for line in text.lines() {
@@ -52,7 +51,6 @@ impl ValidationRecord {
     }
 
     /// The text that [`Self::parse`] reads.
-    #[must_use]
     pub fn text(&self) -> String {
         let about = [(BOOT, &self.boot), (AT, &self.at), (RESULT, &self.result)];
         let mut text = self.inputs.clone();
@@ -66,7 +64,6 @@ impl ValidationRecord {
 
     /// Returns `true` if the record has the same inputs. Devices are ignored if NVML reports none now, which is an error of
     /// another step.
-    #[must_use]
     pub fn is_of(&self, inputs: &str, uuids_known: bool) -> bool {
         let lines = |text: &str| -> Vec<String> {
             (text
@@ -79,7 +76,6 @@ impl ValidationRecord {
     }
 
     /// Returns `true` if the validation used this image.
-    #[must_use]
     pub fn is_with_image(&self, image: &str) -> bool {
         self.inputs
             .lines()
@@ -87,7 +83,6 @@ impl ValidationRecord {
     }
 
     /// Returns `true` if the validation was done in this boot, or if the boot is unknown, such as in a mounted image.
-    #[must_use]
     pub fn is_of_boot(&self, boot: Option<&str>) -> bool {
         boot.is_none() || self.boot.as_deref() == boot
     }

@@ -46,7 +46,6 @@ impl FakeClock {
     }
 
     /// Returns all sleeps in order.
-    #[must_use]
     pub fn slept(&self) -> Vec<Duration> {
         locked(&self.state).slept.clone()
     }

@@ -28,7 +28,6 @@ struct State {
 }
 
 /// Returns the output of a program that exited with 0 and printed this.
-#[must_use]
 pub fn ok(stdout: impl Into<String>) -> Output {
     Output {
         status: Status::Exited(0),
@@ -38,7 +37,6 @@ pub fn ok(stdout: impl Into<String>) -> Output {
 }
 
 /// Returns the output of a program that exited with this status and error output.
-#[must_use]
 pub fn failed(status: i32, stderr: impl Into<String>) -> Output {
     Output {
         status: Status::Exited(status),
@@ -49,7 +47,6 @@ pub fn failed(status: i32, stderr: impl Into<String>) -> Output {
 
 impl FakeExec {
     /// Creates an empty registry. Handlers receive these files.
-    #[must_use]
     pub fn new(files: &FakeFiles) -> Self {
         Self {
             files: files.clone(),
@@ -90,13 +87,11 @@ impl FakeExec {
     }
 
     /// All commands in order, including those whose program is not installed.
-    #[must_use]
     pub fn log(&self) -> Vec<Cmd> {
         locked(&self.state).log.clone()
     }
 
     /// The command lines of [`FakeExec::log`].
-    #[must_use]
     pub fn lines(&self) -> Vec<String> {
         locked(&self.state).log.iter().map(Cmd::line).collect()
     }

@@ -71,7 +71,6 @@ impl Default for FakeFiles {
 /// Test setup: faults and the hook do not affect these methods.
 impl FakeFiles {
     /// Creates an empty root directory on a filesystem with plenty of free space.
-    #[must_use]
     pub fn new() -> Self {
         Self {
             state: Arc::new(Mutex::new(State {
@@ -180,7 +179,6 @@ impl FakeFiles {
     ///
     /// # Panics
     /// If it does not exist.
-    #[must_use]
     pub fn text(&self, path: &str) -> String {
         let state = locked(&self.state);
         match state.tree.find(path.into(), true) {
@@ -243,26 +241,22 @@ impl FakeFiles {
     }
 
     /// Whether the process was killed by [`FakeFiles::kill_at`].
-    #[must_use]
     pub fn killed(&self) -> bool {
         locked(&self.state).dead
     }
 
     /// The number of mutations so far.
-    #[must_use]
     pub fn mutations(&self) -> u64 {
         locked(&self.state).mutations
     }
 
     /// Whether a command has changed a file since the last [`Files::sync_system`], so that a power
     /// loss may undo the change.
-    #[must_use]
     pub fn is_unsynced(&self) -> bool {
         locked(&self.state).unsynced
     }
 
     /// Returns the current tree.
-    #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::of(&locked(&self.state).tree)
     }

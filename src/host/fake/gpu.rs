@@ -45,7 +45,6 @@ impl FakeGpu {
     }
 
     /// The number of NVML queries.
-    #[must_use]
     pub fn surveys(&self) -> usize {
         self.surveys.load(Ordering::Relaxed)
     }

@@ -45,7 +45,6 @@ impl FakeHttp {
     }
 
     /// Returns all requested URLs in order.
-    #[must_use]
     pub fn log(&self) -> Vec<String> {
         locked(&self.state).log.clone()
     }

@@ -42,7 +42,6 @@ pub struct Fakes {
 }
 
 /// Creates an empty machine: no files except `/dev/kmsg`, no programs, no URLs, no NVML.
-#[must_use]
 pub fn host() -> (Host, Fakes) {
     let files = FakeFiles::new();
     files.put_device("/dev/kmsg", 1, 11);
@@ -58,7 +57,6 @@ pub fn host() -> (Host, Fakes) {
 
 impl Fakes {
     /// The machine as seen by the code under test.
-    #[must_use]
     pub fn host(&self) -> Host {
         Host {
             files: Arc::new(self.files.clone()),

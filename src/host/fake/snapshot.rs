@@ -40,7 +40,6 @@ impl Snapshot {
     }
 
     /// The whole tree as text, one path per line.
-    #[must_use]
     pub fn text(&self) -> String {
         self.0.iter().fold(String::new(), |mut text, (path, node)| {
             // Writing to a `String` cannot fail.
@@ -51,7 +50,6 @@ impl Snapshot {
 }
 
 /// Returns the differences, one per line: `+` added, `-` removed, `~` changed.
-#[must_use]
 pub fn diff(before: &Snapshot, after: &Snapshot) -> Vec<String> {
     let gone = before
         .0

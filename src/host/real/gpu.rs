@@ -55,14 +55,12 @@ pub struct RealGpu {
 
 impl RealGpu {
     /// Creates an interface that runs this binary in child processes, using `exec`.
-    #[must_use]
     pub fn new(exec: Arc<dyn Exec>) -> Self {
         Self::of(exec, Ourselves::of_process(), TimeLimits::default())
     }
 
     /// Creates an interface with another program for the child processes and other time limits for
     /// CUDA. For tests.
-    #[must_use]
     pub fn of(exec: Arc<dyn Exec>, program: Ourselves, limits: TimeLimits) -> Self {
         Self {
             exec,
@@ -112,7 +110,6 @@ fn failed(why: String) -> Nvml {
 
 /// Calls NVML in this process. It may hang or crash, so only the child process of [`RealGpu`] calls
 /// it.
-#[must_use]
 pub fn nvml_view() -> Nvml {
     view(
         Path::new(LIBRARY),

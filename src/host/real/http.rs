@@ -83,7 +83,6 @@ fn install_crypto_provider() {
 
 impl RealHttp {
     /// Creates a client. `clock` is used for pauses between attempts.
-    #[must_use]
     pub fn new(clock: Arc<dyn Clock>, proxy: Option<HttpProxy>) -> Self {
         Self {
             clock,

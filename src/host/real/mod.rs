@@ -31,7 +31,6 @@ use std::sync::Arc;
 use super::Host;
 
 /// Returns this machine.
-#[must_use]
 pub fn host() -> Host {
     let clock = Arc::new(RealClock);
     let exec = Arc::new(RealExec::default());

@@ -25,7 +25,6 @@ pub struct Ourselves {
 }
 
 impl Ourselves {
-    #[must_use]
     pub fn of_process() -> Self {
         let exe = std::fs::read_link(EXE).unwrap_or_default();
         let line = std::fs::read("/proc/self/cmdline").unwrap_or_default();
@@ -40,7 +39,6 @@ impl Ourselves {
     }
 
     /// Returns the command with these arguments.
-    #[must_use]
     pub fn command(&self, args: impl IntoIterator<Item = String>) -> Cmd {
         let mut cmd = Cmd::new(&self.program, self.prefix.iter().cloned().chain(args));
         cmd.env.clone_from(&self.env);

@@ -67,7 +67,6 @@ const NOT_SECURE: &str = "not a token in the secure format `K10<CA hash>::...`, 
 /// Returns the error of a token, or `None` for an agent token in the secure format. Its credentials are `node:PASSWORD` or a
 /// bootstrap token. The agent accepts an empty hash but then does not verify the server, so an empty hash is an error. Sources:
 /// k3s, "k3s token", token format and types; `parseToken` and `validateCAHash` of pkg/clientaccess/token.go.
-#[must_use]
 pub fn wrong_token(token: &str) -> Option<&'static str> {
     let parts = (token.trim().strip_prefix("K10")).and_then(|rest| rest.split_once("::"));
     let Some((hash, credentials)) = parts else {
@@ -83,7 +82,6 @@ pub fn wrong_token(token: &str) -> Option<&'static str> {
 }
 
 /// Returns the configuration as JSON, which is also valid YAML. It contains the path of the token file, but no secret.
-#[must_use]
 pub fn configuration(
     server: &str,
     token_file: &Utf8Path,
@@ -108,7 +106,6 @@ pub fn configuration(
 }
 
 /// Returns the server in a configuration that gpu-bootstrap wrote, or `None` for other text.
-#[must_use]
 pub fn server_of(configuration: &str) -> Option<String> {
     let parsed: serde_json::Value = serde_json::from_str(configuration).ok()?;
     Some(parsed["server"].as_str()?.to_owned())

@@ -73,7 +73,6 @@ pub struct Registration<'a> {
 }
 
 /// Returns the configuration of `kubeadm join` as JSON, which is also valid YAML. It contains the token.
-#[must_use]
 pub fn join_configuration(found: &KubeadmDiscovery<'_>, node: &Registration<'_>) -> Secret {
     let discovery = match found {
         KubeadmDiscovery::Token {
@@ -124,7 +123,6 @@ pub fn join_configuration(found: &KubeadmDiscovery<'_>, node: &Registration<'_>)
 
 /// Joins with a configuration file. `timeout` is the limit of each of the four kubeadm phases in [`join_configuration`], so the
 /// deadline of the command is longer than the sum of these limits.
-#[must_use]
 pub fn join(configuration: &Utf8Path, timeout: Duration) -> Cmd {
     Cmd::new(
         "kubeadm",
@@ -154,7 +152,6 @@ pub fn fault(output: &str, signed: bool) -> &'static KnownFault {
 const KERNEL: (u64, (u64, u64)) = (32, (4, 19));
 
 /// Returns the reason if this kubeadm version rejects this kernel. `None` if it accepts the kernel or if a version is invalid.
-#[must_use]
 pub fn with_kernel(version: &str, kernel: &str) -> Option<String> {
     let ((_, minor), found) = (series(version)?, series(kernel)?);
     let (since, oldest) = KERNEL;
@@ -167,7 +164,6 @@ pub fn with_kernel(version: &str, kernel: &str) -> Option<String> {
 }
 
 /// Reverts the changes of `kubeadm join` on this machine. The node object remains in the cluster.
-#[must_use]
 pub fn reset(socket: &str) -> Cmd {
     let socket = format!("--cri-socket={socket}");
     Cmd::new("kubeadm", ["reset", "--force", &socket]).deadline(Duration::from_secs(300))

@@ -53,7 +53,6 @@ pub const CONFIG: &str = "/etc/eks/nodeadm.d/50-gpu-bootstrap.yaml";
 /// It contains no taints, because a kubelet flag replaces the complete list in `spec.kubelet.config.registerWithTaints`, where
 /// Karpenter and node groups set theirs (aws/karpenter-provider-aws, `pkg/providers/amifamily/bootstrap/nodeadm.go`). Without
 /// its own taint, Karpenter does not register the node, and deletes it.
-#[must_use]
 pub fn configuration(labels: &Labels) -> String {
     let configuration = json!({
         "apiVersion": "node.eks.aws/v1alpha1",

@@ -23,7 +23,6 @@ fn of_cluster(id: &Id) -> bool {
 }
 
 /// Returns the node condition: whether GPUs, driver and runtimes work. `fail_on` selects the problems.
-#[must_use]
 pub fn condition(
     report: &RunReport,
     meaning: ConditionMeaning,
@@ -86,7 +85,6 @@ pub fn condition(
 }
 
 /// Truncates a message to [`LONGEST`] characters. Hide secrets first, because a truncated secret would not be recognized.
-#[must_use]
 pub fn cut(message: &str) -> String {
     match message.char_indices().nth(LONGEST - 1) {
         Some((at, _)) if message.chars().count() > LONGEST => format!("{}…", &message[..at]),

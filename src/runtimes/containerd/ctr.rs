@@ -13,19 +13,16 @@ pub const NAMESPACES_OF_CONTAINERS: [&str; 3] = [KUBERNETES, "default", "moby"];
 pub const HOSTS: &str = "/etc/containerd/certs.d";
 
 /// Queries the version of the daemon. It succeeds only if the daemon responds on its socket.
-#[must_use]
 pub fn version() -> Query {
     Query::new("ctr", ["version"])
 }
 
 /// Lists the daemon's plugins, one per line: type, id, platforms, status.
-#[must_use]
 pub fn plugins() -> Query {
     Query::new("ctr", ["plugins", "list"])
 }
 
 /// Returns the status of the CRI plugin from the output of [`plugins`], or `None` if the plugin is missing.
-#[must_use]
 pub fn cri_status(text: &str) -> Option<&str> {
     text.lines().find_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -40,21 +37,18 @@ fn in_namespace(namespace: &str) -> String {
 }
 
 /// Lists the names of images.
-#[must_use]
 pub fn images(namespace: &str) -> Query {
     let namespace = in_namespace(namespace);
     Query::new("ctr", [namespace.as_str(), "images", "list", "--quiet"])
 }
 
 /// Lists the names of containers, including stopped ones.
-#[must_use]
 pub fn containers(namespace: &str) -> Query {
     let namespace = in_namespace(namespace);
     Query::new("ctr", [namespace.as_str(), "containers", "list", "--quiet"])
 }
 
 /// Lists the tasks (container processes) in a namespace, including stopped ones.
-#[must_use]
 pub fn tasks(namespace: &str) -> Query {
     let namespace = in_namespace(namespace);
     Query::new("ctr", [namespace.as_str(), "tasks", "list"])
@@ -62,7 +56,6 @@ pub fn tasks(namespace: &str) -> Query {
 
 /// Returns the running and paused containers in the output of [`tasks`]: a table with the columns `TASK`, `PID` and `STATUS`.
 /// Source: containerd, `cmd/ctr/commands/tasks/list.go`.
-#[must_use]
 pub fn parse_running(text: &str) -> Vec<String> {
     text.lines()
         .filter_map(
@@ -75,7 +68,6 @@ pub fn parse_running(text: &str) -> Vec<String> {
 }
 
 /// Kills the processes of a container. Fails if the container has no task.
-#[must_use]
 pub fn end_task(namespace: &str, container: &str) -> Cmd {
     let namespace = in_namespace(namespace);
     let args = [
@@ -90,7 +82,6 @@ pub fn end_task(namespace: &str, container: &str) -> Cmd {
 }
 
 /// Removes a container without running processes, and its snapshot.
-#[must_use]
 pub fn remove_container(namespace: &str, container: &str) -> Cmd {
     let namespace = in_namespace(namespace);
     Cmd::new(
@@ -100,7 +91,6 @@ pub fn remove_container(namespace: &str, container: &str) -> Cmd {
 }
 
 /// Pulls an image. With `hosts`, it uses the registry settings in [`HOSTS`].
-#[must_use]
 pub fn pull(namespace: &str, image: &str, hosts: bool) -> Cmd {
     let (namespace, directory) = (in_namespace(namespace), format!("--hosts-dir={HOSTS}"));
     let mut args = vec![namespace.as_str(), "images", "pull"];
@@ -112,7 +102,6 @@ pub fn pull(namespace: &str, image: &str, hosts: bool) -> Cmd {
 }
 
 /// Removes an image.
-#[must_use]
 pub fn remove(namespace: &str, image: &str) -> Cmd {
     let namespace = in_namespace(namespace);
     Cmd::new(

@@ -299,7 +299,6 @@ pub struct Program {
 }
 
 /// Returns the programs of all runtimes, merged from all files.
-#[must_use]
 pub fn programs(files: &[ConfigFile], version: Option<Version>) -> Vec<Program> {
     let parsed: Vec<ParsedConfig<'_>> = files.iter().filter_map(parse).collect();
     let (runtimes, default) = merged(&parsed, version);

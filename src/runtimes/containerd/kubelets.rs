@@ -22,7 +22,6 @@ const TESTED: [Tested; 2] = [
 ];
 
 /// Returns the reason if a kubelet is incompatible with a containerd version.
-#[must_use]
 pub fn with_containerd(kubelet: &str, containerd: &str) -> Option<String> {
     let ((_, minor), found) = (series(kubelet)?, series(containerd)?);
     let (since, (first, second)) = CONTAINERD
@@ -38,7 +37,6 @@ pub fn with_containerd(kubelet: &str, containerd: &str) -> Option<String> {
 
 /// Returns the reason for a note: the kubelet starts with this containerd version, but is not tested with it, or a later
 /// kubelet will require a newer containerd.
-#[must_use]
 pub fn untested_containerd(kubelet: &str, containerd: &str) -> Option<String> {
     let (_, minor) = series(kubelet)?;
     if (ANNOUNCED..DROPS_1).contains(&minor) && series(containerd)? < (2, 0) {

@@ -41,7 +41,6 @@ impl Version {
     }
 
     /// Whether files are merged by key instead of by plugin.
-    #[must_use]
     pub fn merges(self) -> bool {
         self >= Self(2, 1)
     }

@@ -39,13 +39,11 @@ pub struct CriConfig {
 }
 
 /// Prints the version, see [`Version::parse`](crate::runtimes::Version::parse).
-#[must_use]
 pub fn version() -> Query {
     Query::new("containerd", ["--version"])
 }
 
 /// Prints the merged configuration, including imports.
-#[must_use]
 pub fn config_dump() -> Query {
     Query::new("containerd", ["config", "dump"])
 }
@@ -64,7 +62,6 @@ fn ids(root: &Table) -> impl DoubleEndedIterator<Item = &'static str> {
 }
 
 /// Returns the import patterns of a file that contains nothing else, except its version. `None` for any other file.
-#[must_use]
 pub fn only_imports(text: &str) -> Option<Vec<String>> {
     let root: Table = toml::from_str(text).ok()?;
     if !root.keys().all(|key| key == "imports" || key == "version") {

@@ -31,7 +31,6 @@ impl KubernetesDistribution {
     /// a version 2 file, `plugins.cri` (the version 1 name) has no effect: 1.x does not start, and later releases ignore it
     /// (containerd 1.7, services/server/config/config.go, `ValidateV2`). In a version 1 file, or a file that is not TOML, the
     /// program name of the nvidia runtime is sufficient.
-    #[must_use]
     pub fn finds_nvidia_in(text: &str) -> bool {
         toolkit::is_named_in(text)
             && parse_config(text).ok().is_none_or(|config| {

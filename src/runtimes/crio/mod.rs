@@ -53,13 +53,11 @@ pub const ALL_HOOKS: [&str; 3] = [
 const RUNTIMES: [&str; 3] = ["crio", "runtime", "runtimes"];
 
 /// Queries the configuration that the daemon uses.
-#[must_use]
 pub fn status() -> Query {
     Query::new("crio", ["status", "config"])
 }
 
 /// Prints the configuration of the files. The exit status is not 0 if the daemon would not start with them.
-#[must_use]
 pub fn config() -> Query {
     Query::new("crio", ["config"])
 }
@@ -74,7 +72,6 @@ pub struct CrioConfig {
 
 impl CrioConfig {
     /// Returns the program of each runtime.
-    #[must_use]
     pub fn programs(&self) -> BTreeMap<String, String> {
         let program =
             |keys: &Map<String, Value>| Some(keys.get("runtime_path")?.as_str()?.to_owned());
@@ -104,7 +101,6 @@ pub fn parse(text: &str) -> Result<CrioConfig, String> {
 }
 
 /// Returns the configuration, merged from all files. A file that is not TOML is ignored.
-#[must_use]
 pub fn merged(files: &[ConfigFile]) -> CrioConfig {
     let mut merged = CrioConfig::default();
     for config in files.iter().filter_map(|file| parse(file.text()).ok()) {
@@ -117,7 +113,6 @@ pub fn merged(files: &[ConfigFile]) -> CrioConfig {
 }
 
 /// Returns the programs of all runtimes, merged from all files. A file that is not TOML is ignored.
-#[must_use]
 pub fn programs(files: &[ConfigFile]) -> BTreeMap<String, String> {
     let mut found = merged(files).programs();
     found.retain(|_, program| !program.is_empty());
@@ -125,7 +120,6 @@ pub fn programs(files: &[ConfigFile]) -> BTreeMap<String, String> {
 }
 
 /// Returns the cgroup driver that a file sets.
-#[must_use]
 pub fn cgroup_manager(file: &ConfigFile) -> Option<String> {
     let document = Document::parse(Format::Toml, file.text()).ok()?;
     let value = document.get(&key(&["crio", "runtime", "cgroup_manager"]))?;
@@ -133,7 +127,6 @@ pub fn cgroup_manager(file: &ConfigFile) -> Option<String> {
 }
 
 /// Whether CRI-O reads the hooks in [`HOOKS`]. The last file that lists directories is used.
-#[must_use]
 pub fn reads_hooks(files: &[ConfigFile]) -> bool {
     let directories = files.iter().rev().find_map(|file| {
         let document = Document::parse(Format::Toml, file.text()).ok()?;

@@ -45,13 +45,11 @@ pub struct Info {
 }
 
 /// Queries the daemon's information as JSON.
-#[must_use]
 pub fn info() -> Query {
     Query::new("docker", ["info", "--format={{json .}}"])
 }
 
 /// Queries the version of the daemon binary.
-#[must_use]
 pub fn daemon_version() -> Query {
     Query::new("dockerd", ["--version"])
 }
@@ -60,14 +58,12 @@ pub fn daemon_version() -> Query {
 const VALIDATES: u32 = 23;
 
 /// Whether the daemon binary can validate a file, based on the output of [`daemon_version`].
-#[must_use]
 pub fn can_validate(text: &str) -> bool {
     let version = text.split_whitespace().nth(2).unwrap_or_default();
     numbers(version).is_some_and(|(major, _)| major >= VALIDATES)
 }
 
 /// Validates a configuration file. The exit status is not 0 if the daemon would not start with this file and these flags.
-#[must_use]
 pub fn validate(flags: &[String], path: &Utf8Path) -> Query {
     let mut args = vec!["--validate".to_owned(), format!("--config-file={path}")];
     args.extend(flags.iter().cloned());
@@ -77,7 +73,6 @@ pub fn validate(flags: &[String], path: &Utf8Path) -> Query {
 /// Returns the flags in the command line of a unit, as printed by systemd: without quotes. Variables are omitted, because their
 /// values are in the unit's environment files. The result is empty if another program starts the daemon, or if the arguments
 /// are ambiguous: an argument may have been quoted, or the value of a flag is a variable.
-#[must_use]
 pub fn flags(command: &str) -> Vec<String> {
     let mut words = command.split_whitespace();
     let is_daemon = |program: &str| program.rsplit('/').next() == Some("dockerd");
@@ -334,7 +329,6 @@ fn parsed(text: &str) -> Option<Value> {
 /// Returns the first flag on the command line of the unit whose key is also set in the configuration file. In this case the
 /// daemon does not start, even if the values are equal. An exception is the key `runtimes`, whose values are merged. Source:
 /// moby/moby, `findConfigurationConflicts` and `skipDuplicates`.
-#[must_use]
 pub fn conflict<'f>(text: &str, flags: &'f [UnitFlag]) -> Option<&'f UnitFlag> {
     let keys = keys(&parsed(text)?);
     (flags.iter()).find(|flag| flag.key != "runtimes" && keys.contains(&flag.key))
@@ -387,7 +381,6 @@ const KEYS: [&str; 40] = [
 
 /// Returns a mistyped key and the intended one. The daemon does not start with an unknown key. A key that is not similar to a
 /// known one is accepted, because a newer Docker may support it.
-#[must_use]
 pub fn mistyped(text: &str) -> Option<(String, &'static str)> {
     // The daemon ignores a key with the name of a flag.
     let is_flag = |key: &String| FLAG_KEYS.iter().any(|(flag, _)| flag == key);
@@ -425,13 +418,11 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
 }
 
 /// Queries the names of the running containers, one per line.
-#[must_use]
 pub fn running() -> Query {
     Query::new("docker", ["ps", "--format={{.Names}}"])
 }
 
 /// Queries an image. The exit status is not 0 if the daemon does not have it.
-#[must_use]
 pub fn inspect_image(image: &str) -> Query {
     Query::new(
         "docker",
@@ -439,24 +430,20 @@ pub fn inspect_image(image: &str) -> Query {
     )
 }
 
-#[must_use]
 pub fn pull(image: &str) -> Cmd {
     Cmd::new("docker", ["pull", "--", image])
 }
 
-#[must_use]
 pub fn remove_image(image: &str) -> Cmd {
     Cmd::new("docker", ["image", "rm", "--force", "--", image]).deadline(Duration::from_secs(120))
 }
 
 /// Stops and removes a container. Some versions fail if the container does not exist.
-#[must_use]
 pub fn remove_container(name: &str) -> Cmd {
     Cmd::new("docker", ["rm", "--force", "--", name])
 }
 
 /// Creates an image with one layer from an archive.
-#[must_use]
 pub fn import(archive: &Utf8Path, image: &str) -> Cmd {
     Cmd::new("docker", ["import", "--", archive.as_str(), image])
 }
@@ -514,21 +501,18 @@ pub fn check_config(text: &str) -> Result<(), Issue> {
 
 impl Info {
     /// Whether the daemon accepts a file whose [`Issue`] is `forgiven`.
-    #[must_use]
     pub fn is_lenient(&self) -> bool {
         self.numbers().is_some_and(|(major, _)| major >= LENIENT)
     }
 
     /// Whether this version supports CDI but does not enable it by default: it is supported since 25.0, and enabled since 28.2
     /// (<https://docs.docker.com/build/building/cdi/>, release notes of 28.2.0).
-    #[must_use]
     pub fn needs_cdi(&self) -> bool {
         self.numbers()
             .is_some_and(|version| ((25, 0)..(28, 2)).contains(&version))
     }
 
     /// Returns the program of each runtime.
-    #[must_use]
     pub fn programs(&self) -> BTreeMap<String, String> {
         let runtimes = self.runtimes.iter();
         runtimes
@@ -568,7 +552,6 @@ pub fn snap(files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
 }
 
 /// Returns the runtimes in the configuration file and the flags, with their programs if specified.
-#[must_use]
 pub fn runtimes(text: &str, flags: &[UnitFlag]) -> BTreeMap<String, Option<String>> {
     let file = parsed(text).unwrap_or_default();
     let of_file = file.get("runtimes").and_then(Value::as_object);
@@ -587,7 +570,6 @@ pub fn runtimes(text: &str, flags: &[UnitFlag]) -> BTreeMap<String, Option<Strin
 }
 
 /// Returns the default runtime in the configuration file, or else in the flags.
-#[must_use]
 pub fn default_runtime(text: &str, flags: &[UnitFlag]) -> Option<String> {
     let of_file =
         parsed(text).and_then(|file| Some(file.get("default-runtime")?.as_str()?.to_owned()));
@@ -598,13 +580,11 @@ pub fn default_runtime(text: &str, flags: &[UnitFlag]) -> Option<String> {
 }
 
 /// Whether Docker has a runtime without configuration. runc and shims are built in. The names of shims contain dots.
-#[must_use]
 pub fn is_built_in(runtime: &str) -> bool {
     runtime == "runc" || runtime.contains('.')
 }
 
 /// Returns the keys that configure a runtime in Docker, without keys that are already set.
-#[must_use]
 pub fn settings(file: &Document, runtime: &DockerRuntime<'_>) -> Vec<Setting> {
     let mut wanted = Vec::new();
     let mut want = |key: &[&str], value: Value| {

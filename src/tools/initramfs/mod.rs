@@ -43,7 +43,6 @@ pub fn of(files: &dyn ReadFiles) -> Result<&'static dyn Generator, FilesError> {
 }
 
 /// Returns the modules that are in the listed image. Module files may be compressed.
-#[must_use]
 pub fn modules_in<'m>(listing: &str, modules: &'m [String]) -> Vec<&'m str> {
     modules
         .iter()
@@ -61,7 +60,6 @@ pub fn modules_in<'m>(listing: &str, modules: &'m [String]) -> Vec<&'m str> {
 
 /// Whether the listed image contains the file with this absolute path. The paths in an image are relative to its root, with or
 /// without a leading `./`. Some programs print attributes before the path.
-#[must_use]
 pub fn has_file(listing: &str, path: &Utf8Path) -> bool {
     let wanted = path.as_str().trim_start_matches('/');
     listing

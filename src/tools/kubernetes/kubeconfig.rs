@@ -170,14 +170,12 @@ pub fn secrets(text: &str) -> Result<Vec<Secret>, String> {
 
 /// Returns the node of a certificate (PEM), or `None` if it does not belong to a node. Source: Kubernetes, "Using Node
 /// Authorization".
-#[must_use]
 pub fn node_of(certificate: &[u8]) -> Option<NodeName> {
     let user = common_name(certificate)?;
     user.strip_prefix("system:node:")?.parse().ok()
 }
 
 /// Returns `sha256:` and the digest of the public key of the first certificate in PEM.
-#[must_use]
 pub fn pin_of(pem: &str) -> Option<String> {
     pin(pem.as_bytes())
 }

@@ -29,7 +29,6 @@ pub const MIG_DEVICES: &str = "nvidia.com/mig-";
 
 /// Whether a resource is a GPU or a part of one, for any device plugin. NVIDIA's network card plugin uses other names in
 /// `nvidia.com`. The KubeVirt plugin uses board names such as `nvidia.com/GH100_H100_SXM5_80GB`.
-#[must_use]
 pub fn is_of_gpus(resource: &str) -> bool {
     let is_board = (resource.strip_prefix("nvidia.com/"))
         .is_some_and(|name| name.starts_with(char::is_uppercase));
@@ -111,7 +110,6 @@ impl Kubectl {
     }
 
     /// Queries the node.
-    #[must_use]
     pub fn node(self, kubeconfig: &Utf8Path, name: &NodeName) -> Query {
         let args = self.args(
             kubeconfig,
@@ -122,14 +120,12 @@ impl Kubectl {
     }
 
     /// Queries the version of the API server, which every account may read.
-    #[must_use]
     pub fn version(self, kubeconfig: &Utf8Path) -> Query {
         let own = ["get", "--raw=/version"];
         Query::new(self.program, self.args(kubeconfig, &own, [])).deadline(DEADLINE)
     }
 
     /// Sets labels, and removes labels with the value `None`.
-    #[must_use]
     pub fn label<'l>(
         self,
         kubeconfig: &Utf8Path,
@@ -149,7 +145,6 @@ impl Kubectl {
     /// first reads the status with a separate request, for which kubelets have no permission. Every kubelet may write the
     /// status of its own node (kubernetes/kubernetes, `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go`,
     /// `NodeRules`).
-    #[must_use]
     pub fn replace_status(self, kubeconfig: &Utf8Path, name: &NodeName, node: String) -> Cmd {
         let address = format!("--raw=/api/v1/nodes/{name}/status");
         let args = self.args(kubeconfig, &["replace", &address, "--filename=-"], []);
@@ -158,7 +153,6 @@ impl Kubectl {
             .stdin(Secret::new(node))
     }
 
-    #[must_use]
     pub fn untaint(self, kubeconfig: &Utf8Path, name: &NodeName, taints: &[&Taint]) -> Cmd {
         let taints = (taints.iter()).map(|taint| format!("{}:{}-", taint.key, taint.effect.name()));
         let values = std::iter::once(name.to_string()).chain(taints);
@@ -167,7 +161,6 @@ impl Kubectl {
     }
 
     /// Evicts the pods of the node. DaemonSet pods stay, and the data of `emptyDir` volumes is lost.
-    #[must_use]
     pub fn drain(self, kubeconfig: &Utf8Path, name: &NodeName, timeout: Duration) -> Cmd {
         let limit = format!("--timeout={}s", timeout.as_secs());
         let own = [
@@ -181,7 +174,6 @@ impl Kubectl {
     }
 
     /// Deletes the node object.
-    #[must_use]
     pub fn delete(self, kubeconfig: &Utf8Path, name: &NodeName) -> Cmd {
         let own = ["delete", "node", "--ignore-not-found"];
         let args = self.args(kubeconfig, &own, [name.to_string()]);
@@ -212,7 +204,6 @@ pub struct Node {
 
 impl Node {
     /// Describes the resources that the node has instead of [`GPUS`], or returns `None` if it has none.
-    #[must_use]
     pub fn offered_instead(&self) -> Option<String> {
         let others = (self.other_resources.iter()).filter(|(_, count)| is_some(count));
         let others: Vec<String> = others
@@ -310,7 +301,6 @@ pub async fn registered(
 }
 
 /// Parses the output of [`Kubectl::version`].
-#[must_use]
 pub fn server_version(text: &str) -> Option<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]

@@ -24,7 +24,6 @@ pub struct Membership {
 
 impl Membership {
     /// Whether both belong to the same cluster: they have the same CA, or the same server URL if a CA is unknown.
-    #[must_use]
     pub fn is_of_cluster_of(&self, other: &Self) -> bool {
         match (&self.ca_pin, &other.ca_pin) {
             (Some(mine), Some(others)) => mine == others,

@@ -20,7 +20,6 @@ pub const CGROUP_V1_REMEDY: &str = "boot with `systemd.unified_cgroup_hierarchy=
      kubelet configuration (k3s, RKE2: `kubelet-arg: fail-cgroupv1=false` in `config.yaml`)";
 
 /// Parses the major and minor version of a text such as `v1.34.4`, `1.34.*` or `1.6.20~ds1`.
-#[must_use]
 pub fn series(text: &str) -> Option<(u64, u64)> {
     let mut parts = text.trim().trim_start_matches('v').split('.');
     let number = |part: Option<&str>| {
@@ -33,7 +32,6 @@ pub fn series(text: &str) -> Option<(u64, u64)> {
 }
 
 /// Returns the reason if a kubelet is incompatible with an API server.
-#[must_use]
 pub fn with_server(kubelet: &str, server: &str) -> Option<String> {
     let ((major, minor), (theirs, their_minor)) = (series(kubelet)?, series(server)?);
     if (major, minor) > (theirs, their_minor) {
@@ -48,7 +46,6 @@ pub fn with_server(kubelet: &str, server: &str) -> Option<String> {
 }
 
 /// Returns the reason if a kubelet does not support cgroup v1.
-#[must_use]
 pub fn with_cgroup_v1(kubelet: &str) -> Option<String> {
     let (_, minor) = series(kubelet)?;
     (minor >= CGROUP_V2).then(|| {

@@ -5,7 +5,6 @@ pub const NOT_BOOTSTRAP: &str =
     "not a bootstrap token, which has the form `[a-z0-9]{6}.[a-z0-9]{16}`";
 
 /// Whether text is a bootstrap token. Source: Kubernetes, "Authenticating with Bootstrap Tokens", token format.
-#[must_use]
 pub fn is_bootstrap(text: &str) -> bool {
     let small = |part: &str, length: usize| {
         part.len() == length && (part.bytes()).all(|b| b.is_ascii_digit() || b.is_ascii_lowercase())

@@ -46,7 +46,6 @@ pub struct Function {
 
 impl Function {
     /// Whether the function does not respond: its config space reads as all ones.
-    #[must_use]
     pub fn is_dead(&self) -> bool {
         self.revision == Some(0xff)
     }

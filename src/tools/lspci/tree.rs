@@ -16,7 +16,6 @@ const NO_DRIVERS: &str = "the output of lspci has no drivers (`lspci -nnk` print
 const NO_BOARDS: &str = "the output of lspci has no subsystem (`lspci -nnk` prints it)";
 
 /// Returns a host with these functions on its bus. All other data is unknown.
-#[must_use]
 pub fn host(functions: &[Function]) -> Host {
     let mut tree = Tree::new(NOTHING_ELSE);
     tree.directory(DEVICES);

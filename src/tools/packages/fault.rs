@@ -96,7 +96,6 @@ pub enum Fault {
 
 impl Fault {
     /// Whether a retry may succeed without user action.
-    #[must_use]
     pub fn is_transient(self) -> bool {
         matches!(
             self,
@@ -105,33 +104,28 @@ impl Fault {
     }
 
     /// Whether the failure is transient, but may last longer than the retries of one transaction.
-    #[must_use]
     pub fn is_retryable(self) -> bool {
         // NTP sets the clock some time after the network is available.
         matches!(self, Self::Clock)
     }
 
     /// The stable reason for scripts.
-    #[must_use]
     pub fn reason(self) -> &'static str {
         &self.row().reason
     }
 
     /// The remedy for every package manager.
-    #[must_use]
     pub fn hint(self) -> Option<&'static str> {
         self.row().hint.as_deref()
     }
 
     /// The remedy, with the commands of this package manager if it has a separate text.
-    #[must_use]
     pub fn hint_for(self, manager: &str) -> Option<&'static str> {
         let own = self.row().own.get(manager);
         own.map(String::as_str).or_else(|| self.hint())
     }
 
     /// Returns the path of the log in the output: "Consult /var/lib/dkms/…/make.log for more information."
-    #[must_use]
     pub fn log_named_in(self, output: &str) -> Option<Utf8PathBuf> {
         let log = self.row().log.as_ref()?;
         output

@@ -71,7 +71,6 @@ impl Manager {
     pub const ALL: [Self; 2] = [Self::Apt, Self::Dnf];
 
     /// The backend of this package manager.
-    #[must_use]
     pub fn backend(self) -> &'static dyn Backend {
         match self {
             Self::Apt => &apt::Apt,

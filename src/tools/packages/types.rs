@@ -53,7 +53,6 @@ pub struct Package {
 
 impl Package {
     /// Whether the package exists, not only its configuration.
-    #[must_use]
     pub fn is_there(&self) -> bool {
         !matches!(
             self.condition,
@@ -62,14 +61,12 @@ impl Package {
     }
 
     /// Whether it has a foreign architecture, which its ID then contains.
-    #[must_use]
     pub fn is_foreign(&self) -> bool {
         let behind = self.id.strip_prefix(self.name.as_str());
         behind.and_then(|behind| behind.get(1..)) == Some(self.architecture.as_str())
     }
 
     /// Whether its files are unpacked. The package may be unconfigured.
-    #[must_use]
     pub fn is_unpacked(&self) -> bool {
         matches!(
             self.condition,
@@ -78,13 +75,11 @@ impl Package {
     }
 
     /// Whether it is installed and configured. Triggers may be pending.
-    #[must_use]
     pub fn is_installed(&self) -> bool {
         self.condition == PackageCondition::Installed
     }
 
     /// Whether it is neither completely installed nor completely removed.
-    #[must_use]
     pub fn needs_repair(&self) -> bool {
         matches!(
             self.condition,
@@ -110,7 +105,6 @@ pub struct AvailablePackage {
 
 impl AvailablePackage {
     /// Whether a repository offers exactly this version.
-    #[must_use]
     pub fn has(&self, version: &str) -> bool {
         self.versions.iter().any(|(one, _)| one == version)
             && self.only_installed.as_deref() != Some(version)
@@ -128,7 +122,6 @@ pub struct LowerBounds {
 impl LowerBounds {
     /// Returns the lowest driver version of this branch that the package accepts. For a package with a module for one kernel,
     /// this is the module version.
-    #[must_use]
     pub fn driver(&self, branch: Branch) -> Option<DriverVersion> {
         (self.bounds.iter())
             .filter_map(|(_, version)| DriverVersion::from_package(version).ok())
@@ -158,14 +151,12 @@ pub enum Action {
 
 impl Action {
     /// Returns the package ID.
-    #[must_use]
     pub fn name(&self) -> &str {
         let (Self::Install { name, .. } | Self::Remove { name, .. }) = self;
         name
     }
 
     /// Describes actions for a plan, one per line.
-    #[must_use]
     pub fn describe(actions: &[Self]) -> String {
         let lines: Vec<String> = actions
             .iter()
@@ -234,7 +225,6 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    #[must_use]
     pub fn download_bytes(&self) -> u64 {
         (self.downloads.iter()).fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
@@ -326,7 +316,6 @@ impl Exclusion {
     }
 
     /// The remedy for lines that hide packages.
-    #[must_use]
     pub fn remedy(lines: &[String]) -> String {
         format!(
             "{}: remove the packages from this line unless you need it, then run the command again",
@@ -335,7 +324,6 @@ impl Exclusion {
     }
 
     /// Whether it prevents the installation of a package.
-    #[must_use]
     pub fn hides(&self, name: &str) -> bool {
         let matches = |one: &String| {
             pattern::matches(one, name)
@@ -353,7 +341,6 @@ impl fmt::Display for Exclusion {
 
 impl Commands {
     /// The command that installs packages in one version, in one transaction. Names come from the examined machine.
-    #[must_use]
     pub fn install_versions(&self, names: &[&str], version: &str) -> String {
         // The last word is the package.
         let (command, package) = self.install_version.rsplit_once(' ').unwrap_or(("", ""));
@@ -365,7 +352,6 @@ impl Commands {
     }
 
     /// The command that upgrades these packages in one transaction.
-    #[must_use]
     pub fn upgrade_all(&self, names: &[&str]) -> String {
         let words: Vec<String> = names.iter().map(shell_word).collect();
         self.upgrade.replace("NAME", &words.join(" "))
@@ -417,7 +403,6 @@ pub struct HalfDone {
 
 impl HalfDone {
     /// Whether the package database is consistent.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.packages.is_empty() && self.interrupted.is_none()
     }
@@ -486,13 +471,11 @@ pub struct SourceEntry {
 
 impl SourceEntry {
     /// Whether it is in a file that gpu-bootstrap wrote.
-    #[must_use]
     pub fn is_ours(&self) -> bool {
         (self.file.file_name()).is_some_and(|name| name.starts_with("gpu-bootstrap-"))
     }
 
     /// Whether a text is its ID, its URL, or the URL of one of its files.
-    #[must_use]
     pub fn is_at(&self, address: &str) -> bool {
         if self.id.as_deref() == Some(address) {
             return true;
@@ -503,7 +486,6 @@ impl SourceEntry {
     }
 
     /// Whether it has this URL and suite on a machine of this architecture, which replaces `$(ARCH)`.
-    #[must_use]
     pub fn names(&self, uri: &str, suite: &str, architecture: Option<&str>) -> bool {
         let is = |text: &str, wanted: &str| match architecture {
             Some(architecture) => text.replace("$(ARCH)", architecture) == wanted,
@@ -513,7 +495,6 @@ impl SourceEntry {
     }
 
     /// Whether it provides these components for these architectures.
-    #[must_use]
     pub fn provides(&self, components: &[String], architectures: &[String]) -> bool {
         let has =
             |part: &String| self.architectures.is_empty() || self.architectures.contains(part);
@@ -525,7 +506,6 @@ impl SourceEntry {
     /// Returns NVIDIA's current URL for the container toolkit if this URL is an older one: a URL for one distribution, some of
     /// which no longer exist, or a URL of the predecessor packages (NVIDIA/nvidia-container-toolkit issues 89, 489 and 565,
     /// pull request 459).
-    #[must_use]
     pub fn moved_to(&self) -> Option<&'static str> {
         let (_, path) = self.uri.split_once("://nvidia.github.io/")?;
         let is_old = match path.split_once('/')? {
@@ -541,7 +521,6 @@ impl SourceEntry {
     /// Returns the URL that replaces the one of a repository that was shut down; `None` if it was not.
     ///
     /// Source: <https://kubernetes.io/blog/2023/08/31/legacy-package-repository-deprecation/> (removed on 2024-03-04).
-    #[must_use]
     pub fn shut_down(&self) -> Option<&'static str> {
         const NOW: &str = "`https://pkgs.k8s.io/core:/stable:/v1.MINOR/`";
         let uri = self.uri.trim_end_matches('/');
@@ -553,7 +532,6 @@ impl SourceEntry {
     }
 
     /// Returns a URL in canonical form, for comparisons. URLs of files and discs get the form that apt prints in messages.
-    #[must_use]
     pub fn canonical(uri: &str) -> String {
         let uri = uri.trim_end_matches('/');
         for (written, said) in [
@@ -598,7 +576,6 @@ pub enum ArchiveError {
 }
 
 /// Returns a description of each entry that has the same URL and suite as another entry, but another key.
-#[must_use]
 pub fn contradictions(entries: &[SourceEntry]) -> Vec<String> {
     (entries.iter())
         .filter(|one| {

@@ -5,7 +5,6 @@ use crate::tools::packages::Estimate;
 
 /// Parses the output: `'URL' FILE SIZE HASH` for each file that is not downloaded yet, and `After this operation, 264 MB of
 /// additional disk space will be used.`
-#[must_use]
 pub fn parse(text: &str) -> Estimate {
     Estimate {
         downloads: text.lines().filter_map(download).collect(),

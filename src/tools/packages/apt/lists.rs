@@ -43,7 +43,6 @@ pub fn torn(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
 }
 
 /// Whether a file in the directory is a package list.
-#[must_use]
 pub fn is_list(name: &str) -> bool {
     name.ends_with("_Packages") || name.contains("_Packages.")
 }
@@ -52,7 +51,6 @@ pub fn is_list(name: &str) -> bool {
 /// (sources with the component `main`) are configured, at least one of them must have been downloaded. Other sources are not
 /// required, because they may be permanently unreachable. The sources that gpu-bootstrap adds do not count, because their lists
 /// are downloaded later.
-#[must_use]
 pub fn are_complete(names: &[String], sources: &[SourceEntry]) -> bool {
     let mut archives = (sources.iter())
         .filter(|source| source.binary && !source.is_ours())

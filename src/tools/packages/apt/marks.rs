@@ -7,7 +7,6 @@ pub const PATH: &str = "/var/lib/apt/extended_states";
 
 /// Returns the names of packages that are marked as automatically installed. For an architecture other than `native` and `all`,
 /// the name is `name:architecture`.
-#[must_use]
 pub fn parse(text: &str, native: &str) -> BTreeSet<String> {
     text.split("\n\n")
         .filter_map(|paragraph| {

@@ -14,7 +14,6 @@ const STAGES: [&str; 4] = [
 
 /// Whether an output line reports a stage of the transaction, such as a download or the removal of a package. dpkg's own lines
 /// end with a version and three dots, unlike similar lines of package scripts.
-#[must_use]
 pub fn is_stage(line: &str) -> bool {
     match line.strip_prefix(FETCHING) {
         // `Get:3 http://debian.example.org/debian bookworm/main amd64 libx amd64 1.2-3 [12.3 kB]`
@@ -25,7 +24,6 @@ pub fn is_stage(line: &str) -> bool {
 
 /// Returns the total download size in bytes. `Need to get 12.3 MB/312 MB of archives.` means that the rest is already
 /// downloaded.
-#[must_use]
 pub fn download_size(line: &str) -> Option<u64> {
     let (size, _) = line
         .strip_prefix("Need to get ")?
@@ -34,7 +32,6 @@ pub fn download_size(line: &str) -> Option<u64> {
 }
 
 /// Returns the size at the end of a download line.
-#[must_use]
 pub fn download_part(line: &str) -> Option<u64> {
     if !line.starts_with(FETCHING) {
         return None;

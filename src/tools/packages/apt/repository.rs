@@ -9,7 +9,6 @@ use crate::{
 
 /// Returns the keyring path of a repository: the specified existing keyring, or our own file if the repository has a key URL.
 /// `None` if apt uses its own keyrings.
-#[must_use]
 pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
     // apt derives the keyring format from the file extension.
     let form = match repository.names_key_file() {
@@ -33,7 +32,6 @@ fn source_path(repository: &Repository) -> Utf8PathBuf {
 }
 
 /// Returns the path and the content of the source file, in deb822 format, `sources.list(5)`.
-#[must_use]
 pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
     let mut text = HEADER.to_owned();
     let mut field = |key: &str, values: &[String]| {
@@ -63,7 +61,6 @@ fn preferences(name: &str) -> Utf8PathBuf {
 }
 
 /// Returns the path and the content of a version pin, `apt_preferences(5)`.
-#[must_use]
 pub fn pin(pin: &Pin) -> (Utf8PathBuf, String) {
     (
         preferences(&pin.name),
@@ -80,7 +77,6 @@ pub fn pin(pin: &Pin) -> (Utf8PathBuf, String) {
 /// default priority of apt. The repository is identified by `origin`, which is the host name of its URL, `apt_preferences(5)`.
 /// The record lists the packages instead of `*`, because a mirror may contain other repositories under the same host name, such
 /// as backports.
-#[must_use]
 pub fn priority(repository: &Repository) -> Option<(Utf8PathBuf, String)> {
     let priority = repository.priority?;
     if repository.packages.is_empty() {

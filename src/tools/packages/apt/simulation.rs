@@ -3,7 +3,6 @@
 use crate::tools::packages::Action;
 
 /// Parses the output. `Conf` lines only repeat the `Inst` lines in the order of configuration.
-#[must_use]
 pub fn parse(text: &str) -> Vec<Action> {
     text.lines().filter_map(line).collect()
 }

@@ -23,7 +23,6 @@ pub const LIST: &str = "/etc/apt/sources.list";
 pub const DIRECTORY: &str = "/etc/apt/sources.list.d";
 
 /// Whether apt reads a file with this name in [`DIRECTORY`]. It ignores all other names, `sources.list(5)`.
-#[must_use]
 pub fn is_read(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     (name.ends_with(".list") || name.ends_with(".sources")) && name.chars().all(plain)
@@ -286,7 +285,6 @@ fn unread(file: &Utf8Path, text: &str) -> Option<usize> {
 
 /// Parses a file according to its extension: `.sources` is deb822, `.list` has one entry per line. Other files are ignored,
 /// like in apt.
-#[must_use]
 pub fn parse(file: &Utf8Path, text: &str) -> Vec<SourceEntry> {
     match file.extension() {
         Some("sources") => deb822(file, text),

@@ -150,7 +150,6 @@ pub(super) fn with_metadata(settings: &Settings, words: &[&str]) -> Cmd {
 
 /// Changes the enabled stream of a module: `enable NAME:STREAM` or `reset NAME`. This may download the metadata of the module
 /// first.
-#[must_use]
 pub fn module(settings: &Settings, verb: &str, name: &str) -> Cmd {
     with_metadata(settings, &["module", verb, "--", name])
 }

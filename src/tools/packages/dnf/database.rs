@@ -27,13 +27,11 @@ const FORMAT: &str =
     "%{NAME}\\t%{ARCH}\\t%{EPOCH}\\t%{VERSION}\\t%{RELEASE}\\t%{VENDOR}\\t%{PACKAGER}\\n";
 
 /// Queries all installed packages.
-#[must_use]
 pub fn all() -> Query {
     Query::new("rpm", ["-qa", "--qf", FORMAT])
 }
 
 /// Queries names and architectures of the packages that the user has installed explicitly. All other packages are dependencies.
-#[must_use]
 pub fn asked_for() -> Query {
     Query::new(
         "dnf",
@@ -50,7 +48,6 @@ pub fn asked_for() -> Query {
 }
 
 /// Parses the output of [`asked_for`]: names and architectures.
-#[must_use]
 pub fn parse_asked_for(text: &str) -> BTreeSet<(String, String)> {
     (text.lines())
         .filter_map(|line| line.split_once('\t'))
@@ -59,20 +56,17 @@ pub fn parse_asked_for(text: &str) -> BTreeSet<(String, String)> {
 }
 
 /// Queries all paths that are owned by installed packages.
-#[must_use]
 pub fn owned() -> Query {
     Query::new("rpm", ["-qa", "--qf", "[%{FILENAMES}\\n]"])
 }
 
 /// Queries the paths that are owned by these packages, one per line.
-#[must_use]
 pub fn owned_by(names: &[&str]) -> Query {
     let args = ["-q", "--qf", "[%{FILENAMES}\\n]", "--"];
     Query::new("rpm", args.iter().chain(names).copied())
 }
 
 /// Queries the keys that rpm trusts.
-#[must_use]
 pub fn keys() -> Query {
     Query::new(
         "rpm",
@@ -81,7 +75,6 @@ pub fn keys() -> Query {
 }
 
 /// Parses the output of [`keys`].
-#[must_use]
 pub fn parse_keys(text: &str) -> BTreeSet<String> {
     let is_key = |line: &&str| line.starts_with(KEYS);
     text.lines().filter(is_key).map(str::to_owned).collect()
@@ -115,7 +108,6 @@ fn native(packages: &[Package]) -> Option<&str> {
 }
 
 /// Returns the [`Package::id`] of a package that may not be installed yet.
-#[must_use]
 pub fn id_of(installed: &[Package], name: &str, architecture: &str, version: &str) -> String {
     if Dnf.has_several_versions(name) {
         return format!("{name}-{}", without_epoch(version));
@@ -129,7 +121,6 @@ pub fn id_of(installed: &[Package], name: &str, architecture: &str, version: &st
 }
 
 /// Parses the output of [`all`]. Keys are omitted, because they are not packages.
-#[must_use]
 pub fn parse(text: &str) -> Vec<Package> {
     let mut packages: Vec<Package> = text.lines().filter_map(line).collect();
     let ids: Vec<String> = (packages.iter())

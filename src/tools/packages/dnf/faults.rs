@@ -94,7 +94,6 @@ fn sign_in(text: &str) -> Option<(&str, Fault)> {
 
 /// Whether the error output contains an error of a transaction. Errors of skipped repositories do not count: they are reported
 /// when the lists are downloaded.
-#[must_use]
 pub fn has_error(stderr: &str) -> bool {
     (stderr.lines())
         .filter_map(|line| line.strip_prefix("Error: "))
@@ -102,14 +101,12 @@ pub fn has_error(stderr: &str) -> bool {
 }
 
 /// Whether an error is about a skipped repository.
-#[must_use]
 pub fn is_of_a_repository(error: &str) -> bool {
     error.starts_with("Cache-only enabled but no cache for ")
         || error.starts_with("Failed to download metadata for repo ")
 }
 
 /// Returns the repositories whose metadata was downloaded, but whose cache files cannot be read.
-#[must_use]
 pub fn unreadable(output: &str) -> Vec<&str> {
     (output.lines())
         .filter_map(|line| {

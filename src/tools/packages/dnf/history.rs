@@ -3,7 +3,6 @@
 
 /// Returns the `NAME-EPOCH:VERSION-RELEASE.ARCHITECTURE` of the packages that the last transaction installed, if it was
 /// interrupted. Otherwise the result is empty.
-#[must_use]
 pub fn unfinished(text: &str) -> Vec<String> {
     // For a completed transaction, the line `End rpmdb` contains the resulting state of the rpm database.
     let ended = (text.lines())

@@ -26,14 +26,12 @@ pub fn interrupted(files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesE
 }
 
 /// The path of the record of failed package scripts. In the rpm database, packages with a failed script count as installed.
-#[must_use]
 pub fn failed_scripts_record() -> Utf8PathBuf {
     Utf8Path::new(paths::STATE).join("transactions/failed-scripts")
 }
 
 /// Returns the installed packages with a failed script, from lines such as `warning: %post(NAME-VERSION.ARCH) scriptlet failed,
 /// exit status 1`.
-#[must_use]
 pub fn with_failed_scripts(record: &str, installed: &[Package]) -> Vec<Package> {
     let named: Vec<&str> = (record.lines())
         .filter_map(|line| Some(line.split_once('(')?.1.split_once(')')?.0))
@@ -45,7 +43,6 @@ pub fn with_failed_scripts(record: &str, installed: &[Package]) -> Vec<Package> 
 }
 
 /// Returns the lines of the record that contain an installed package.
-#[must_use]
 pub fn of_installed(record: &str, installed: &[Package]) -> String {
     let is_there = |line: &&str| !with_failed_scripts(line, installed).is_empty();
     (record.split_inclusive('\n').filter(is_there)).collect()
@@ -60,7 +57,6 @@ fn with_architecture(package: &Package) -> String {
 
 /// Returns the packages to reinstall: installed packages of the transaction, and packages with a remaining old version. `begun`
 /// contains `NAME-EPOCH:VERSION-RELEASE.ARCHITECTURE`.
-#[must_use]
 pub fn to_complete(begun: &[String], installed: &[Package]) -> Vec<String> {
     let is_begun = |package: &&Package| {
         let old_is_left = |other: &Package| other.needs_repair() && other.name == package.name;
@@ -73,7 +69,6 @@ pub fn to_complete(begun: &[String], installed: &[Package]) -> Vec<String> {
 }
 
 /// Returns the packages of the transaction that are not installed. `begun` has the same format as in [`to_complete`].
-#[must_use]
 pub fn missing(begun: &[String], installed: &[Package]) -> Vec<String> {
     let is_there = |one: &&String| {
         (installed.iter()).any(|package| package.is_there() && with_architecture(package) == **one)

@@ -13,7 +13,6 @@ const STAGES: [&str; 6] = [
 ];
 
 /// Whether an output line shows that a download or another stage in [`STAGES`] is done.
-#[must_use]
 pub fn is_stage(line: &str) -> bool {
     if is_download(line) {
         return true;
@@ -46,13 +45,11 @@ fn is_download(line: &str) -> bool {
 }
 
 /// Returns the total download size in bytes.
-#[must_use]
 pub fn download_size(line: &str) -> Option<u64> {
     sizes::rounded(line.strip_prefix("Total download size: ")?)
 }
 
 /// Returns the size in a download line.
-#[must_use]
 pub fn download_part(line: &str) -> Option<u64> {
     if !is_download(line) {
         return None;

@@ -9,7 +9,6 @@ use crate::{
 
 /// Returns the path of the key: the existing keyring if specified, otherwise the file that gpu-bootstrap writes. `None` if the
 /// repository has no key.
-#[must_use]
 pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
     let ours = || {
         Utf8PathBuf::from(format!(
@@ -21,7 +20,6 @@ pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
 }
 
 /// Returns the path and the text of the repository file.
-#[must_use]
 pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
     let name = format!("gpu-bootstrap-{}", repository.name);
     // The URL may be a complete setting, such as the mirror list of a distribution repository.

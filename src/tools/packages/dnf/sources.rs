@@ -60,7 +60,6 @@ fn undecodable(bytes: &[u8]) -> Option<usize> {
 }
 
 /// Returns the repositories in a file.
-#[must_use]
 pub fn parse(file: &Utf8Path, text: &str, default: Verified) -> Vec<SourceEntry> {
     (sections(text).iter())
         .map(|(id, options)| entry(file, id, options, default))

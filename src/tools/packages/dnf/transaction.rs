@@ -114,7 +114,6 @@ fn removal(installed: &[Package], name: &str, architecture: &str, version: &str)
 }
 
 /// Returns the actions of the transaction, including the installed versions.
-#[must_use]
 pub fn actions(text: &str, installed: &[Package]) -> Vec<Action> {
     let mut actions = Vec::new();
     for (section, row) in rows(text) {
@@ -148,7 +147,6 @@ pub fn actions(text: &str, installed: &[Package]) -> Vec<Action> {
 /// Returns the size of each package to install, with its repository, and the unpacked size. dnf prints the unpacked size only
 /// if no package is removed or upgraded. Otherwise the result is 0, and only rpm checks the free space before it changes
 /// anything.
-#[must_use]
 pub fn estimate(text: &str) -> Estimate {
     let downloads = (rows(text).iter())
         .filter(|(section, _)| *section == Section::Coming)
@@ -163,7 +161,6 @@ pub fn estimate(text: &str) -> Estimate {
 
 /// Whether a query has a result. A simulation exits with status 1 because the confirmation is answered with no. The exit status
 /// of the dnf shell is always 0.
-#[must_use]
 pub fn is_answer(ok: bool, stdout: &str, stderr: &str) -> bool {
     let is_no_failure = |error: &str| error == "Operation aborted." || is_of_a_repository(error);
     let mut errors = stderr
@@ -176,7 +173,6 @@ pub fn is_answer(ok: bool, stdout: &str, stderr: &str) -> bool {
 
 /// Whether the dnf shell could not resolve a transaction. It prints the problem to standard output, and continues with an empty
 /// transaction.
-#[must_use]
 pub fn has_problem(stdout: &str) -> bool {
     stdout.lines().any(|line| {
         let rest = line.trim_start().strip_prefix("Problem");
