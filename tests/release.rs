@@ -340,7 +340,8 @@ fn placeholders_are_not_published() {
     }
 }
 
-/// Packs an archive and the packages with a fake binary. Returns the files of the archive and the documents of the packages.
+/// Packs an archive and the packages with a fake binary. Returns the files of the archive and the documents of the packages. The
+/// input of nfpm is `documents.yaml`.
 fn packed(directory: &Path) -> [PathBuf; 2] {
     let bin = directory.join("bin");
     fs::create_dir(&bin).expect("created");
@@ -352,7 +353,7 @@ fn packed(directory: &Path) -> [PathBuf; 2] {
         (bin.join("python3"), ""),
         (
             bin.join("nfpm"),
-            "rm -rf \"$DOCUMENTS\"\ncp -r doc \"$DOCUMENTS\"\n",
+            "rm -rf \"$DOCUMENTS\"\ncp -r doc \"$DOCUMENTS\"\ncp nfpm.yaml \"$DOCUMENTS.yaml\"\n",
         ),
     ] {
         fs::write(&path, format!("#!/bin/sh\n{commands}")).expect("written");
@@ -424,6 +425,18 @@ fn links_in_packed_documents_point_to_packed_files() {
         }
     }
     assert!(dead.is_empty(), "{dead:#?}");
+}
+
+#[test]
+fn packages_have_the_maintainer_of_the_publisher() {
+    let publisher = include_str!("../release/publisher");
+    let (_, maintainer) = publisher.split_once("\nMAINTAINER='").expect("a line");
+    let (maintainer, _) = maintainer.split_once('\'').expect("the end");
+    let directory = tempfile::tempdir().expect("a directory");
+    packed(directory.path());
+    let text = fs::read_to_string(directory.path().join("documents.yaml")).expect("a file");
+    let package: Value = serde_saphyr::from_str(&text).expect("YAML");
+    assert_eq!(package["maintainer"], maintainer);
 }
 
 /// A system directory for the package scripts, like with `dpkg --root`.
