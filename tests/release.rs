@@ -408,7 +408,7 @@ fn links(text: &str) -> Vec<&str> {
 #[test]
 fn links_in_packed_documents_point_to_packed_files() {
     let directory = tempfile::tempdir().expect("a directory");
-    let root = fs::canonicalize(&directory).expect("a path");
+    let root = fs::canonicalize(directory.path()).expect("a path");
     let mut dead = Vec::new();
     for tree in packed(&root) {
         let documents = markdown(&tree);
