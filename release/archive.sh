@@ -22,7 +22,7 @@ for shell in bash zsh fish; do
 done
 install -m 644 docs/man/*.[15] "$tree/docs/man"
 install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT "$tree"
-install -m 644 docs/*.md docs/*.json "$tree/docs"
+install -m 644 docs/*.md docs/*.json docs/*.svg "$tree/docs"
 cp -r cloud-init examples "$tree"
 rm "$tree"/examples/*.rs "$tree"/cloud-init/README.md "$tree"/cloud-init/values.toml "$tree"/cloud-init/*/form.toml
 release/templates.sh "$program" "$tree/cloud-init"

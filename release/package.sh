@@ -24,23 +24,25 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tar --extract --gzip --file "$archive" --directory "$work" --strip-components 1 --no-same-owner
 cp release/nfpm.yaml release/packages/* "$work"
+. release/publisher
 cd "$work"
-sed -i "s/^  compression: xz$/  compression: ${PACKAGE_COMPRESSION:-xz}/" nfpm.yaml
+sed -i "s/^  compression: xz$/  compression: ${PACKAGE_COMPRESSION:-xz}/; s|^maintainer: .*|maintainer: $MAINTAINER${REPOSITORY:+\nhomepage: $REPOSITORY}|" nfpm.yaml
 # Packages contain compressed manual pages. Without the name and the time, the result is always the same.
 gzip -9n docs/man/* LICENSES-OF-DEPENDENCIES
 mv docs/man man
-mkdir doc doc/examples
-mv README.md CHANGELOG.md SECURITY.md LICENSES-OF-DEPENDENCIES.gz docs doc
+mkdir doc
+mv README.md CHANGELOG.md SECURITY.md LICENSES-OF-DEPENDENCIES.gz docs examples doc
+# Debian requires a directory for all examples.
 mv cloud-init doc/examples
+sed -i 's|](../cloud-init|](../examples/cloud-init|g' doc/docs/*.md
 # Debian requires a changelog in this format. Users read CHANGELOG.md.
-maintainer=$(sed -n 's/^maintainer: //p' nfpm.yaml)
 time=$(LC_ALL=C date -u -d "@$SOURCE_DATE_EPOCH" '+%a, %d %b %Y %H:%M:%S +0000')
 gzip -9n >changelog.gz <<EOF
 gpu-bootstrap ($(echo "$version" | tr - '~')) unstable; urgency=medium
 
   * CHANGELOG.md contains the changes of this version.
 
- -- $maintainer  $time
+ -- $MAINTAINER  $time
 EOF
 # The text of the license without its title and copyright line, in the format of the file.
 sed -n '5,$s/^$/./; 5,$s/^/ /p' LICENSE-MIT >mit

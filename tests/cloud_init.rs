@@ -821,35 +821,31 @@ fn device_plugin_waits_only_for_the_validation_label() {
         assert_eq!(set, value.as_str(), "{key}");
     }
     assert!(text("daemonset/daemonset.yaml").contains("device-plugin-values.yaml"));
-    let command = text("../docs/node-pools.md");
-    let (_, command) = command.split_once("helm upgrade").expect("the command");
+    let docs = text("../docs/node-pools.md");
+    let (_, command) = docs.split_once("helm upgrade").expect("the command");
     let (command, _) = command.split_once("```").expect("its end");
-    assert!(
-        command
-            .trim_end()
-            .ends_with(&format!("--values cloud-init/{values}"))
-    );
-    // The file contains the same command.
     let words = |text: &str| {
-        text.replace(['#', '\\'], " ")
+        text.replace("\\\n", " ")
+            .replace('#', " ")
             .split_whitespace()
             .collect::<Vec<_>>()
             .join(" ")
     };
-    assert!(words(&text(values)).contains(&words(command)));
-    // `user-data` prints it as well.
-    let (_, said) = printed("node-pool", &borrowed(&complete("node-pool")));
-    let (common, _) = command.split_once(" --values ").expect("the values");
-    let common = format!("helm upgrade {}", words(common));
-    assert!(said.contains(&common), "{said}");
+    let command = format!("helm upgrade {}", words(command));
     for (key, value) in selector {
         let key = key.replace('.', "\\.");
         let value = value.as_str().expect("text");
         assert!(
-            said.contains(&format!("'nodeSelector.{key}={value}'")),
-            "{said}"
+            command.contains(&format!("'nodeSelector.{key}={value}'")),
+            "{command}"
         );
     }
+    // `user-data` prints the same command, and the values file a command that uses it.
+    let (_, said) = printed("node-pool", &borrowed(&complete("node-pool")));
+    assert!(said.contains(&format!("    {command}\n")), "{said}");
+    let (common, _) = command.split_once(" --set ").expect("the values");
+    let with_file = format!("{common} --values cloud-init/{values}");
+    assert!(words(&text(values)).contains(&with_file), "{with_file}");
 }
 
 /// The pod requests a GPU, uses the DaemonSet image, and tolerates the startup taint.
@@ -1532,8 +1528,17 @@ fn printed_user_data_is_ready_to_paste() {
 #[test]
 fn commands_after_a_join_print_a_pod() {
     for form in forms::all() {
-        let (_, said) = printed(&form.name, &borrowed(&complete(&form.name)));
+        let (text, said) = printed(&form.name, &borrowed(&complete(&form.name)));
+        if let Some(pod) = &form.pod {
+            let printed = &documents_of(&[text], &form.name)[0];
+            assert_eq!(printed["metadata"]["name"], pod.as_str());
+            let command = format!(" pod/{pod} && kubectl logs {pod}\n");
+            assert!(said.ends_with(&command), "{}: {said}", form.name);
+            continue;
+        }
         let Some(gpu_pods) = form.gpu_pods else {
+            let command = "\n    gpu-bootstrap status --wait\n";
+            assert!(said.ends_with(command), "{}: {said}", form.name);
             assert!(!said.contains("kubectl"), "{}: {said}", form.name);
             continue;
         };

@@ -1,5 +1,5 @@
 //! Compares documents with the program: all tests listed in them exist, the exit codes have the same meaning, and the screens
-//! in the README are real. Pages for users have a realistic reading time.
+//! in the README are real. Pages for users have a realistic reading time. `release/publisher` and the documents agree.
 
 use std::{collections::BTreeMap, path::Path, process::Command};
 
@@ -187,4 +187,32 @@ fn index_of_documents_is_complete() {
         .filter(|name| !index.contains(&format!("]({name}")))
         .collect();
     assert!(missing.is_empty(), "not in docs/README.md: {missing:?}");
+}
+
+/// The documents contain the values of `release/publisher`, or state that they are missing.
+#[test]
+fn documents_contain_the_publisher() {
+    let publisher = document("release/publisher");
+    let value = |name: &str| {
+        let start = format!("{name}='");
+        let mut lines = publisher.lines();
+        let rest = lines.find_map(|line| line.strip_prefix(&start));
+        rest.and_then(|rest| rest.strip_suffix('\''))
+            .unwrap_or_else(|| panic!("release/publisher: no line {name}='VALUE'"))
+            .to_owned()
+    };
+    let (repository, key) = (value("REPOSITORY"), value("PUBLIC_KEY"));
+    let readme = document("README.md");
+    let verify = document("docs/verify.md");
+    assert_eq!(verify.contains("is not published yet"), key.is_empty());
+    // An empty value is in every text.
+    for (path, text) in [("README.md", readme), ("docs/verify.md", verify)] {
+        assert!(text.contains(&repository), "{path}: no {repository}");
+        assert!(text.contains(&key), "{path}: no {key}");
+    }
+    let manifest = document("Cargo.toml");
+    assert!(
+        manifest.contains(&repository),
+        "Cargo.toml: no {repository}"
+    );
 }

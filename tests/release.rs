@@ -1,5 +1,5 @@
 //! `make release`: the check that the binary starts on old systems, the container image, the Helm chart, the signature of the
-//! checksums, and the scripts of the packages.
+//! checksums, the links in packed documents, and the scripts of the packages.
 
 use std::{
     fs,
@@ -213,6 +213,11 @@ fn rebuild_has_the_url_of_the_release() {
     }
 }
 
+/// A complete `release/publisher`.
+const PUBLISHER: &str = "MAINTAINER='A <a@example.com>'\n\
+                         REPOSITORY='https://example.com/a'\n\
+                         PUBLIC_KEY='RW'\n";
+
 /// A repository with one commit.
 struct Repository(TempDir);
 
@@ -225,6 +230,7 @@ impl Repository {
         fs::copy(script, release.join("tag.sh")).expect("copied");
         one.put("Cargo.toml", "[workspace.package]\nversion = \"1.2.3\"\n");
         one.put("CHANGELOG.md", "# Changelog\n\n## 1.2.3\n");
+        one.put("release/publisher", PUBLISHER);
         one.git("init --quiet");
         one.commit();
         one
@@ -252,14 +258,19 @@ impl Repository {
 
     /// The result of `tag.sh`, with its output.
     fn check(&self, tag: Option<&str>) -> Result<String, String> {
-        let done = Command::new(self.0.path().join("release/tag.sh"))
-            .args(tag)
-            .output()
-            .expect("sh");
+        let done = self.run(tag, "");
         match done.status.success() {
             true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
             false => Err(String::from_utf8_lossy(&done.stderr).into_owned()),
         }
+    }
+
+    fn run(&self, tag: Option<&str>, release_url: &str) -> Output {
+        Command::new(self.0.path().join("release/tag.sh"))
+            .args(tag)
+            .env("RELEASE_URL", release_url)
+            .output()
+            .expect("sh")
     }
 
     fn assert_refused(&self, tag: Option<&str>, reason: &str) {
@@ -296,6 +307,136 @@ fn released_commit_has_the_tag_of_its_version() {
     repository.commit();
     repository.git("tag v1.2.5");
     repository.assert_refused(None, "no line `## 1.2.5`");
+}
+
+#[test]
+fn placeholders_are_not_published() {
+    let repository = Repository::new();
+    let url = "https://example.com/v1";
+    let complete = repository.run(None, url);
+    assert!(complete.status.success(), "{complete:?}");
+    assert_eq!(complete.stderr, b"");
+    for (line, placeholder) in [
+        (
+            "MAINTAINER='A <a@example.com>'",
+            "MAINTAINER='A <a@a.invalid>'",
+        ),
+        ("REPOSITORY='https://example.com/a'", "REPOSITORY=''"),
+        ("PUBLIC_KEY='RW'", "PUBLIC_KEY=''"),
+    ] {
+        let text = PUBLISHER.replace(line, placeholder);
+        assert_ne!(text, PUBLISHER);
+        repository.put("release/publisher", &text);
+        let name = line.split('=').next().expect("a name");
+        let reason = format!("has no value or a placeholder: {name}\n");
+        for (release_url, is_refused) in [("", false), (url, true)] {
+            let done = repository.run(None, release_url);
+            assert_eq!(done.status.success(), !is_refused, "{done:?}");
+            let said = String::from_utf8_lossy(&done.stderr);
+            assert!(said.ends_with(&reason), "{said}");
+            assert_eq!(said.contains("WARNING"), !is_refused, "{said}");
+        }
+        repository.assert_refused(Some("v1.2.3"), &reason);
+    }
+}
+
+/// Packs an archive and the packages with a fake binary. Returns the files of the archive and the documents of the packages. The
+/// input of nfpm is `documents.yaml`.
+fn packed(directory: &Path) -> [PathBuf; 2] {
+    let bin = directory.join("bin");
+    fs::create_dir(&bin).expect("created");
+    let program = directory.join("program");
+    let documents = directory.join("documents");
+    // `dependencies.py` needs the sources of all crates.
+    for (path, commands) in [
+        (program.clone(), ""),
+        (bin.join("python3"), ""),
+        (
+            bin.join("nfpm"),
+            "rm -rf \"$DOCUMENTS\"\ncp -r doc \"$DOCUMENTS\"\ncp nfpm.yaml \"$DOCUMENTS.yaml\"\n",
+        ),
+    ] {
+        fs::write(&path, format!("#!/bin/sh\n{commands}")).expect("written");
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(&path, mode).expect("executable");
+    }
+    let name = "gpu-bootstrap-1.2.3-linux-x86_64";
+    let archive = directory.join(format!("{name}.tar.gz"));
+    let path = std::env::var("PATH").expect("PATH");
+    for (script, arguments) in [
+        ("archive.sh", vec![&program, &archive]),
+        ("package.sh", vec![&archive]),
+    ] {
+        let done = Command::new(format!("{}/release/{script}", env!("CARGO_MANIFEST_DIR")))
+            .args(arguments)
+            .env("PATH", format!("{}:{path}", bin.display()))
+            .env("DOCUMENTS", &documents)
+            .env("SOURCE_DATE_EPOCH", "1700000000")
+            .output()
+            .expect("sh");
+        assert!(done.status.success(), "{done:?}");
+    }
+    let to = directory.to_str().expect("UTF-8");
+    tar(&["-xzf", archive.to_str().expect("UTF-8"), "-C", to]);
+    [directory.join(name), documents]
+}
+
+/// The Markdown files in a directory and its subdirectories.
+fn markdown(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(markdown(&path));
+        } else if path.extension().is_some_and(|one| one == "md") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// The relative links in a Markdown file, without anchors.
+fn links(text: &str) -> Vec<&str> {
+    let targets = text.split("](").skip(1);
+    targets
+        .filter_map(|rest| rest.split([')', '#']).next())
+        .filter(|link| !link.is_empty() && !link.contains("://"))
+        .collect()
+}
+
+/// Users have no repository. `archive.sh` has the only list of packed files.
+#[test]
+fn links_in_packed_documents_point_to_packed_files() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let root = fs::canonicalize(directory.path()).expect("a path");
+    let mut dead = Vec::new();
+    for tree in packed(&root) {
+        let documents = markdown(&tree);
+        assert!(documents.len() > 25, "{documents:?}");
+        for document in documents {
+            let text = fs::read_to_string(&document).expect("UTF-8");
+            let parent = document.parent().expect("a parent");
+            for link in links(&text) {
+                let target = fs::canonicalize(parent.join(link));
+                if !target.is_ok_and(|target| target.starts_with(&tree)) {
+                    dead.push(format!("{}: {link}", document.display()));
+                }
+            }
+        }
+    }
+    assert!(dead.is_empty(), "{dead:#?}");
+}
+
+#[test]
+fn packages_have_the_maintainer_of_the_publisher() {
+    let publisher = include_str!("../release/publisher");
+    let (_, maintainer) = publisher.split_once("\nMAINTAINER='").expect("a line");
+    let (maintainer, _) = maintainer.split_once('\'').expect("the end");
+    let directory = tempfile::tempdir().expect("a directory");
+    packed(directory.path());
+    let text = fs::read_to_string(directory.path().join("documents.yaml")).expect("a file");
+    let package: Value = serde_saphyr::from_str(&text).expect("YAML");
+    assert_eq!(package["maintainer"], maintainer);
 }
 
 /// A system directory for the package scripts, like with `dpkg --root`.

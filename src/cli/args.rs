@@ -435,8 +435,7 @@ pub struct UserDataArgs {
     /// Single setting, for example `cluster.version=1.36`; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Single value other than a setting, for example `address=https://…`, the download URL of gpu-bootstrap;
-    /// may be repeated
+    /// Single value other than a setting, for example `family=g6`; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     pub value: Vec<String>,
     /// File with the join token; the token is printed in the user data

@@ -36,6 +36,8 @@ pub struct Form {
     pub values: Vec<FormValue>,
     /// How pods get a GPU. `None` for a machine outside a Kubernetes cluster.
     pub gpu_pods: Option<GpuPods>,
+    /// The name of the pod, if the template is a pod.
+    pub pod: Option<String>,
     /// One of these providers must be given, unless the list is empty.
     #[serde(default, rename = "provider")]
     pub providers: Vec<Provider>,

@@ -173,12 +173,12 @@ const COMMANDS: [CommandRow; 14] = [
         "user-data",
         &[
             (
-                "gpu-bootstrap user-data bare --value address=URL --value sha256=DIGEST",
+                "gpu-bootstrap user-data bare >user-data.yaml",
                 "A machine with Docker outside a cluster",
             ),
             (
                 "gpu-bootstrap user-data kubeadm --config site.toml --token-file token \\\n      \
-                 --value address=URL --value sha256=DIGEST >user-data.yaml",
+                 >user-data.yaml",
                 "A node of a kubeadm cluster, with the settings of a file",
             ),
             (

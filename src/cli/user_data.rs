@@ -208,7 +208,8 @@ pub(super) fn run(
     text = text.replace(SET_EACH, "");
     // Print without hiding secrets: the user requested the token, and placeholders in URLs look like credentials.
     print::text(console.out.openly(), &text)?;
-    console.next("When the nodes are Ready:", &next(form, provider, &values));
+    let (title, commands) = next(form, provider, &values);
+    console.next(title, &commands);
     Ok(Exit::Ok)
 }
 
@@ -372,9 +373,20 @@ const CREATE_RUNTIME_CLASS: &str = "echo '{apiVersion: node.k8s.io/v1, kind: Run
 const DEVICE_PLUGIN: &str = "helm upgrade -i nvdp nvidia-device-plugin --repo https://nvidia.github.io/k8s-device-plugin \
                              --namespace nvidia-device-plugin --create-namespace --version 0.20.0";
 
-/// Returns the commands after the nodes have joined: the runtime class, the device plugin, and a pod that tests it. Empty for a
-/// machine outside a Kubernetes cluster.
-fn next(form: &Form, provider: Option<&Provider>, values: &Values) -> Vec<String> {
+/// The command that waits for a pod. A new node becomes ready in less time.
+const WAIT_FOR_POD: &str = "kubectl wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=20m";
+
+/// Returns the next commands with a title. For nodes of a Kubernetes cluster: the runtime class, the device plugin, and a pod that
+/// tests it. For this pod: its result. For a machine outside a cluster: the state of the run.
+fn next(form: &Form, provider: Option<&Provider>, values: &Values) -> (&'static str, Vec<String>) {
+    if let Some(pod) = &form.pod {
+        let command = format!("{WAIT_FOR_POD} pod/{pod} && kubectl logs {pod}");
+        return ("To see the result:", vec![command]);
+    }
+    let Some(gpu_pods) = form.gpu_pods else {
+        let command = "gpu-bootstrap status --wait".to_owned();
+        return ("On the machine, until the run has finished:", vec![command]);
+    };
     let mut plugin = DEVICE_PLUGIN.to_owned();
     // Without this value, the cluster may have no image of gpu-bootstrap.
     let name = match values.contains_key(REGISTRY) {
@@ -383,9 +395,6 @@ fn next(form: &Form, provider: Option<&Provider>, values: &Values) -> Vec<String
     };
     let mut pod = format!("gpu-bootstrap user-data {name}");
     let mut commands = Vec::new();
-    let Some(gpu_pods) = form.gpu_pods else {
-        return commands;
-    };
     if gpu_pods == GpuPods::RuntimeClass {
         commands.push(CREATE_RUNTIME_CLASS.to_owned());
     }
@@ -405,7 +414,7 @@ fn next(form: &Form, provider: Option<&Provider>, values: &Values) -> Vec<String
     }
     pod += " | kubectl apply -f -";
     commands.extend([plugin, pod]);
-    commands
+    ("Then, in the cluster:", commands)
 }
 
 /// Replaces a placeholder outside comments.
