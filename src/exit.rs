@@ -15,7 +15,7 @@ pub enum Exit {
     /// The settings, a profile or the matrix are invalid, or a file is writable by non-root users.
     Config,
     /// `check`: a finding fails, or nothing could be checked. `plan`: changes are pending. `probe`: a layer fails.
-    /// `compat`: the result is unknown.
+    /// `compat`: the result is unknown. `report`: a node fails or differs.
     Drift,
     /// A condition is not met, for example because the machine is unsupported or its disk is full. No changes were made.
     Blocked,

@@ -46,6 +46,7 @@ fn session(name: &str, lines: &[&str]) {
     settings.add_filter(r#""(total|free)-bytes": [0-9]+"#, r#""$1-bytes": [BYTES]"#);
     settings.add_filter(r"[0-9]+\.[0-9] s\b", "[SECONDS] s");
     settings.add_filter(r"duration_seconds [0-9.e-]+", "duration_seconds [SECONDS]");
+    settings.add_filter(r#""time": "20[^"]+""#, r#""time": "[TIME]""#);
     settings.add_filter(env!("CARGO_MANIFEST_DIR"), "[REPOSITORY]");
     // A new finding that is skipped does not change the output.
     settings.add_filter(r"(?m)^skip  .*\n(?: +.*\n)*\n", "");
@@ -65,6 +66,7 @@ fn help_of_every_command() {
         "facts",
         "compat",
         "probe",
+        "report",
         "user-data",
         "completions",
     ] {

@@ -1,7 +1,13 @@
 //! Compares documents with the program: all tests listed in them exist, the exit codes have the same meaning, and the screens
 //! in the README are real. Pages for users have a realistic reading time. `release/publisher` and the documents agree.
 
-use std::{collections::BTreeMap, path::Path, process::Command};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    process::Command,
+};
+
+use serde_json::Value;
 
 /// The tests in one document: a file, followed by test names.
 fn listed(text: &str) -> Vec<(String, Vec<String>)> {
@@ -215,4 +221,136 @@ fn documents_contain_the_publisher() {
         manifest.contains(&repository),
         "Cargo.toml: no {repository}"
     );
+}
+
+/// The metrics in a text.
+fn metrics(text: &str) -> BTreeSet<&str> {
+    const PREFIX: &str = "gpu_bootstrap_";
+    let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
+    let names = text.match_indices(PREFIX).map(|(at, _)| {
+        let rest = &text[at..];
+        &rest[..rest.find(|c: char| !is_part(c)).unwrap_or(rest.len())]
+    });
+    names.filter(|name| *name != PREFIX).collect()
+}
+
+/// Metrics that another command than `check` writes.
+const OF_UPGRADE: &str = "gpu_bootstrap_maintenance";
+
+#[test]
+fn metrics_are_documented() {
+    let exported = document(
+        "src/report/formats/snapshots/gpu_bootstrap__report__formats__tests__prometheus.snap",
+    );
+    let exported: BTreeSet<&str> = (exported.lines())
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+        .collect();
+    let reference = document("docs/check.md");
+    let rows = reference
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"));
+    let rows = rows.filter_map(|row| row.split(['`', '{']).next());
+    let documented: BTreeSet<&str> = rows
+        .filter(|name| name.starts_with("gpu_bootstrap_") && *name != OF_UPGRADE)
+        .collect();
+    assert_eq!(exported, documented);
+    for file in [
+        "docs/fleet.md",
+        "examples/monitoring/prometheus-rule.yaml",
+        "examples/monitoring/test.yaml",
+        "examples/monitoring/dashboard.json",
+    ] {
+        let text = document(file);
+        let mut unknown = metrics(&text);
+        unknown.retain(|name| !exported.contains(name) && *name != OF_UPGRADE);
+        assert!(unknown.is_empty(), "{file}: {unknown:?}");
+    }
+}
+
+#[test]
+fn alerts_are_documented_and_tested() {
+    let rules = document("examples/monitoring/prometheus-rule.yaml");
+    let names: Vec<&str> = (rules.lines())
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+        .collect();
+    assert!(names.len() > 5, "{names:?}");
+    let (page, tests) = (
+        document("docs/fleet.md"),
+        document("examples/monitoring/test.yaml"),
+    );
+    for name in names {
+        assert!(
+            page.contains(&format!("`{name}`")),
+            "docs/fleet.md has no `{name}`"
+        );
+        assert!(
+            tests.contains(&format!("alertname: {name}\n")),
+            "no test of {name}"
+        );
+    }
+    let pages = rules.matches("https://docs.example.com/gpu-bootstrap/");
+    assert_eq!(pages.count(), rules.matches("runbook_url: ").count());
+    for link in rules
+        .split("https://docs.example.com/gpu-bootstrap/")
+        .skip(1)
+    {
+        let (file, anchor) = link.split_once('#').expect("an anchor");
+        let anchor = anchor.split(['"', '\n']).next().unwrap_or_default();
+        let page = document(&format!("docs/{file}"));
+        let is_there = match (file, anchor) {
+            ("findings.md", "{{ $labels.id }}") => true,
+            ("findings.md", id) => {
+                page.contains(&format!("| `{id}`<br>"))
+                    || page.contains(&format!("<a id=\"{id}\">"))
+            }
+            (_, title) => page.to_lowercase().contains(&format!("\n## {title}\n")),
+        };
+        assert!(is_there, "docs/{file} has no anchor `{anchor}`");
+    }
+}
+
+#[test]
+fn dashboard_is_consistent() {
+    let dashboard: Value =
+        serde_json::from_str(&document("examples/monitoring/dashboard.json")).expect("JSON");
+    let source = serde_json::json!({"type": "prometheus", "uid": "${datasource}"});
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let (mut ids, mut cells) = (BTreeSet::new(), BTreeSet::new());
+    for panel in panels {
+        let title = panel["title"].as_str().expect("a title");
+        assert!(ids.insert(panel["id"].as_u64()), "{title}: repeated ID");
+        assert_eq!(panel["datasource"], source, "{title}");
+        let at = |key: &str| panel["gridPos"][key].as_u64().expect("a position");
+        assert!(at("x") + at("w") <= 24, "{title}: too wide");
+        for (x, y) in (0..at("w")).flat_map(|x| (0..at("h")).map(move |y| (x, y))) {
+            assert!(
+                cells.insert((at("x") + x, at("y") + y)),
+                "{title}: overlaps"
+            );
+        }
+        let targets = panel["targets"].as_array().expect("queries");
+        let mut names = BTreeSet::new();
+        for target in targets {
+            assert_eq!(target["datasource"], source, "{title}");
+            assert!(
+                names.insert(target["refId"].as_str()),
+                "{title}: repeated refId"
+            );
+            let query = target["expr"].as_str().expect("a query");
+            assert!(
+                query.contains("$instance"),
+                "{title}: not only the selected nodes"
+            );
+        }
+    }
+    assert!(panels.len() > 10);
+    let variables = dashboard["templating"]["list"]
+        .as_array()
+        .expect("variables");
+    let names: BTreeSet<&str> = (variables.iter())
+        .filter_map(|variable| variable["name"].as_str())
+        .collect();
+    for used in ["datasource", "gpu", "instance", "docs"] {
+        assert!(names.contains(used), "no variable `{used}`");
+    }
 }

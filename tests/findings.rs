@@ -28,7 +28,7 @@ fn page() -> String {
             };
             writeln!(
                 page,
-                "| `{}`<br>{} | {} | {looks} | {} | {} | {} |",
+                "| <a id=\"{0}\"></a>`{0}`<br>{1} | {2} | {looks} | {3} | {4} | {5} |",
                 row.id,
                 row.title,
                 row.kind.name(),

@@ -36,6 +36,7 @@ use gpu_bootstrap::{
         text::{colour_mark, without_controls},
         version::{DriverVersion, KernelVersion},
     },
+    report::fleet::{self, Collected, Fleet},
     runtimes::{
         ConfigFile, Version, cdi,
         containerd::{self, ctr, layout},
@@ -501,6 +502,17 @@ pub fn answers(text: &[u8]) {
     assert!(changed.is_empty(), "{changed:?}");
 }
 
+/// Reads documents of other nodes.
+fn fleet_report(mut bytes: &[u8]) {
+    let mut collected = Collected::default();
+    collected.read("nodes", &mut bytes);
+    let fleet = Fleet::of(collected, "2026-11-29T05:00:00Z".parse().expect("a time"));
+    let mut report = Vec::new();
+    fleet::markdown(&mut report, &fleet).expect("memory takes it");
+    let report = String::from_utf8(report).expect("text");
+    assert_eq!(without_controls(&report), None, "a control character");
+}
+
 fn load(root: &Path, directory: &Path, files: &FakeFiles) {
     for entry in fs::read_dir(directory).expect("a folder") {
         let entry = entry.expect("an entry");
@@ -531,6 +543,7 @@ pub fn texts(bytes: &[u8]) {
     packages(text);
     runtimes(text);
     documents(text);
+    fleet_report(bytes);
     // Kernel, modules and hardware.
     let mut records = kernel_log::records(text);
     records.extend(kernel_log::records_of_journal(text));

@@ -77,6 +77,9 @@ pub enum Command {
     /// Print user data for a type of node, with validated values
     #[command(after_long_help = help::of("user-data"))]
     UserData(UserDataArgs),
+    /// Compare the `check` documents of many nodes, and list those that fail or differ
+    #[command(after_long_help = help::of("report"))]
+    Report(ReportArgs),
     /// List and export kernel modules built by DKMS, for machines with the same kernel
     #[command(after_long_help = help::of("modules"))]
     Modules(ModulesArgs),
@@ -551,6 +554,28 @@ impl FromStr for FetchedModule {
             file: file.into(),
         })
     }
+}
+
+/// The format of `report`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum ReportFormat {
+    /// Markdown
+    #[default]
+    Markdown,
+    /// One JSON document
+    Json,
+}
+
+/// `report`.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// Directory with the output of `check --format json`, one file for each node; `-` reads all documents
+    /// from stdin
+    #[arg(value_name = "DIR|-")]
+    pub from: Utf8PathBuf,
+    /// Output format
+    #[arg(long, value_enum, default_value_t)]
+    pub format: ReportFormat,
 }
 
 /// `completions`.

@@ -19,7 +19,7 @@ use crate::{
     check::{self, Finding, Verdict},
     checks,
     config::error::{ConfigError, ResolveError},
-    engine::{self, Audit, Cancel, Options, Session, Tools, Unresolvable},
+    engine::{self, Audit, Cancel, Options, RunReport, Session, Tools, Unresolvable},
     error::{Report as _, one_line},
     exit::Exit,
     facts::Facts,
@@ -29,15 +29,19 @@ use crate::{
         trusted::refuse_foreign,
     },
     journal::Request,
-    model::{findings::Kind, id::Id, text::without_controls},
+    model::{
+        findings::{Kind, Remedy},
+        id::Id,
+        text::without_controls,
+    },
     report::{
         Style,
-        document::{self, MachineSummary},
+        document::{self, MachineSummary, NodeStatus},
         error, formats,
         human::{self, Examined},
     },
     runtimes::PROGRAMS,
-    state::owner,
+    state::{Inventory, owner},
     steps,
 };
 
@@ -286,15 +290,23 @@ async fn look(
         whole: args.only.is_empty() && args.skip.is_empty(),
         here: args.root.is_none() && !text_only,
     };
-    // The journal may not exist, or may be readable only by root. The duration is then omitted.
-    let timing = (examined.here).then(|| engine::last_timing(here).ok().flatten());
-    let to_ready = timing.flatten().and_then(|timing| timing.to_ready());
     let mut text = Vec::new();
     let style = style.verbose(args.detail.verbose);
     let to = &mut text;
     let plugin = match args.format {
         CheckFormat::Json => {
-            print::json(to, &document::check(&report, &inspection.facts, &warnings))?;
+            let inventory = session.state().inventory().await;
+            let node = node_status(here, examined.here, &inspection.facts, &report, inventory);
+            let time = here.clock.now();
+            let document = document::check(&report, time, &inspection.facts, &node, &warnings);
+            print::json(to, &document)?;
+            None
+        }
+        CheckFormat::Prometheus => {
+            let inventory = session.state().inventory().await;
+            let node = node_status(here, examined.here, &inspection.facts, &report, inventory);
+            let machine = MachineSummary::of(&inspection.facts);
+            print::show(to, |to| formats::prometheus(to, &report, &machine, &node))?;
             None
         }
         CheckFormat::Nagios => Some(print::shown(to, |to| formats::nagios(to, &report))?),
@@ -303,9 +315,6 @@ async fn look(
             print::show(to, |to| match other {
                 CheckFormat::Junit => formats::junit(to, &report),
                 CheckFormat::Tap => formats::tap(to, &report),
-                CheckFormat::Prometheus => {
-                    formats::prometheus(to, &report, inspection.facts.gpus.len(), to_ready)
-                }
                 CheckFormat::Html => formats::html(to, &report, &inspection.facts),
                 CheckFormat::Markdown => {
                     formats::markdown(to, &report, &MachineSummary::of(&inspection.facts))
@@ -335,6 +344,38 @@ async fn look(
     }
     delivered?;
     Ok(plugin.unwrap_or(report.exit))
+}
+
+/// Completes the inventory with the state of this machine. The journal may not exist, or may be readable only by root; its values
+/// are then unknown.
+fn node_status(
+    here: &Host,
+    is_here: bool,
+    facts: &Facts,
+    report: &RunReport,
+    inventory: Inventory,
+) -> NodeStatus {
+    let node = NodeStatus::of(inventory);
+    if !is_here {
+        return node;
+    }
+    let status = engine::status(here, facts.boot_id.as_deref()).ok();
+    let timing = engine::last_timing(here).ok().flatten();
+    let kernels = (&facts.kernel.running, &facts.kernel.next_boot);
+    let is_new = matches!(kernels, (Some(running), Some(next)) if running != next);
+    let is_remedy = (report.findings.iter()).any(|finding| {
+        matches!(finding.status, Verdict::Fail | Verdict::Warn)
+            && finding.class() == Some(Remedy::Reboot)
+    });
+    NodeStatus {
+        validated: steps::container::last_validated(&*here.files)
+            .ok()
+            .flatten(),
+        reboot_pending: (status.as_ref()).map(|status| status.reboot_due || is_new || is_remedy),
+        run_active: status.map(|status| status.current.is_some_and(|run| run.alive)),
+        time_to_ready_seconds: timing.and_then(|timing| timing.to_ready()),
+        ..node
+    }
 }
 
 /// Writes a document to standard output or to the `--output` file. Root does not write to a path that other users can change,

@@ -51,7 +51,7 @@ const EXITS: [(Exit, &str, Option<&str>); 13] = [
     (
         Exit::Drift,
         "`check`: a finding fails, or nothing could be checked; `plan`: changes are pending; `probe`: a layer fails; \
-         `compat`: the result is unknown",
+         `compat`: the result is unknown; `report`: a node fails or differs",
         Some(
             "`check`, `probe`: apply the remedy of the first finding; `plan`: run `gpu-bootstrap install`; `compat`: build \
              the module, or select a version that the matrix covers",

@@ -27,7 +27,7 @@ type CommandRow = (
     &'static [u8],
 );
 
-const COMMANDS: [CommandRow; 14] = [
+const COMMANDS: [CommandRow; 15] = [
     (
         "",
         &[
@@ -190,6 +190,20 @@ const COMMANDS: [CommandRow; 14] = [
         &[5],
     ),
     (
+        "report",
+        &[
+            (
+                "gpu-bootstrap report checks",
+                "Compare the files in the directory `checks`",
+            ),
+            (
+                "cat checks.jsonl | gpu-bootstrap report --format json -",
+                "Compare documents from standard input",
+            ),
+        ],
+        &[4],
+    ),
+    (
         "modules",
         &[(
             "sudo gpu-bootstrap modules export --to /srv/modules",
@@ -229,7 +243,7 @@ const EXIT: [(u8, &str); 12] = [
     (
         4,
         "check: a finding fails, or nothing could be checked. plan: changes are pending. probe: a layer fails. compat: the \
-         result is unknown",
+         result is unknown. report: a node fails or differs",
     ),
     (
         5,

@@ -18,6 +18,7 @@ mod plan;
 mod prepare;
 mod print;
 mod probe;
+mod report;
 mod restore;
 mod status;
 mod tips;
@@ -116,6 +117,7 @@ async fn dispatch(
         }
         Command::Probe(args) => probe::run(host, env, console, args).await,
         Command::UserData(args) => user_data::run(host, env, console, &args),
+        Command::Report(args) => report::run(host, console, &args),
         Command::Modules(args) => modules::run(host, env, console, &args).await,
         Command::Completions(args) => {
             print::text(&mut console.out, &completions::script(args.shell)).map(|()| Exit::Ok)

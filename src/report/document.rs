@@ -1,5 +1,6 @@
 //! The JSON document of each command. The keys are a stable interface, so keys are added but never removed.
 
+use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::{
@@ -13,7 +14,7 @@ use crate::{
         id::StepId,
         node::NodeSummary,
     },
-    state::{FoundDriver, FoundRuntime, KubeletRuntime, Snapshot},
+    state::{FoundDriver, FoundRuntime, Inventory, KubeletRuntime, Snapshot},
 };
 
 /// The schema version of all documents here except [`FactsDocument`].
@@ -221,11 +222,47 @@ pub fn facts<'f>(facts: &'f Facts, snapshot: Snapshot<'f>) -> FactsDocument<'f> 
     }
 }
 
+/// The versions and the state of a node in [`CheckDocument`] and in the metrics. A value that could not be read, or that
+/// `--root` and `--lspci` do not read, is `None`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct NodeStatus {
+    #[serde(flatten)]
+    pub inventory: Inventory,
+    /// The time of the last successful validation of the GPUs.
+    pub validated: Option<Timestamp>,
+    /// The machine must be rebooted: a run waits for it, the next boot starts another kernel, or it is the remedy of a problem.
+    pub reboot_pending: Option<bool>,
+    /// `install` or `uninstall` is running.
+    pub run_active: Option<bool>,
+    /// See [`Timing::to_ready`](crate::engine::Timing::to_ready).
+    pub time_to_ready_seconds: Option<f64>,
+}
+
+impl NodeStatus {
+    /// The status of a node of which only versions and devices were read.
+    #[must_use]
+    pub fn of(inventory: Inventory) -> Self {
+        Self {
+            inventory,
+            validated: None,
+            reboot_pending: None,
+            run_active: None,
+            time_to_ready_seconds: None,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheckDocument<'r> {
     schema: u32,
     tool: Tool,
+    /// The time of the check.
+    time: Timestamp,
+    /// The exit status.
+    exit: u8,
     host: MachineSummary,
+    node: &'r NodeStatus,
     summary: Verdicts,
     /// Warnings about the desired state, as in `plan`.
     warnings: &'r [String],
@@ -329,13 +366,18 @@ pub struct StatusDocument<'r> {
 /// The result of `check`.
 pub fn check<'r>(
     report: &'r RunReport,
+    time: Timestamp,
     facts: &Facts,
+    node: &'r NodeStatus,
     warnings: &'r [String],
 ) -> CheckDocument<'r> {
     CheckDocument {
         schema: SCHEMA,
         tool: TOOL,
+        time,
+        exit: report.exit.code(),
         host: MachineSummary::of(facts),
+        node,
         summary: Verdicts::of(&report.findings),
         warnings,
         findings: report.findings.iter().map(FindingDocument::of).collect(),

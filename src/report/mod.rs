@@ -10,6 +10,7 @@
 
 pub mod document;
 pub mod error;
+pub mod fleet;
 pub mod formats;
 pub mod human;
 pub mod lines;

@@ -390,13 +390,26 @@ fn bare(text: &str) -> String {
 
 #[test]
 fn check_document_has_stable_keys() {
-    let document =
-        serde_json::to_value(document::check(&checked(), &fixtures::facts(), &[])).unwrap();
+    let (report, node) = (checked(), super::formats::node());
+    let now = "2026-11-29T05:00:00Z".parse().unwrap();
+    let document = serde_json::to_value(document::check(
+        &report,
+        now,
+        &fixtures::facts(),
+        &node,
+        &[],
+    ))
+    .unwrap();
     let keys: Vec<&String> = document.as_object().unwrap().keys().collect();
     assert_eq!(
         keys,
-        ["schema", "tool", "host", "summary", "warnings", "findings"]
+        [
+            "schema", "tool", "time", "exit", "host", "node", "summary", "warnings", "findings"
+        ]
     );
+    assert_eq!(document["time"], "2026-11-29T05:00:00Z");
+    assert_eq!(document["exit"], 4);
+    assert_eq!(document["node"]["gpus"]["H100 PCIe"], 8);
     assert_eq!(document["tool"]["name"], "gpu-bootstrap");
     assert_eq!(
         document["summary"],

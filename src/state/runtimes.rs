@@ -237,7 +237,7 @@ async fn ask(
 
 /// The program version from its package version: `5:27.3.1-1~ubuntu.24.04~noble` is `27.3.1`, `20.10.24+dfsg1-1+deb12u1` is
 /// `20.10.24`, `2.0.0~rc1-1` is `2.0.0~rc1`.
-fn upstream(version: &str) -> &str {
+pub(super) fn upstream(version: &str) -> &str {
     let version = version.split_once(':').map_or(version, |(_, rest)| rest);
     let version = version.rsplit_once('-').map_or(version, |(rest, _)| rest);
     let version = version.split('+').next().unwrap_or(version);

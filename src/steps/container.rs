@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
     CDI, VALIDATION_CONTAINER, VALIDATION_DEVICES, VALIDATION_IMAGE, configured_daemons,
@@ -13,7 +13,7 @@ use crate::{
     change::{Change, Lock, Probe, ValidationRecord},
     config::desired::{Desired, RuntimeKind, RuntimeSpec},
     facts::{Facts, GpuFact},
-    host::Nvml,
+    host::{FilesError, Nvml, ReadFiles},
     model::{paths, text::counted, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
     tools::probe,
@@ -80,6 +80,21 @@ pub(super) fn record(
 ) -> Result<Option<ValidationRecord>, StepError> {
     let text = cx.host.files().read_text(&record_path(kind))?;
     Ok(text.map(|text| ValidationRecord::parse(&text)))
+}
+
+/// Returns the time of the last successful validation of the GPUs, on the host or in a container. `None` if there is no record.
+///
+/// # Errors
+/// If a record cannot be read.
+pub fn last_validated(files: &dyn ReadFiles) -> Result<Option<jiff::Timestamp>, FilesError> {
+    let directory = Utf8Path::new(paths::STATE).join(RECORDS);
+    let mut last = None;
+    for name in files.list(&directory)? {
+        let text = files.read_text(&directory.join(name))?;
+        let record = ValidationRecord::parse(&text.unwrap_or_default());
+        last = last.max(record.at.and_then(|at| at.parse().ok()));
+    }
+    Ok(last)
 }
 
 /// Returns whether containers are used for validation.
@@ -304,11 +319,12 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::{ContainerState, decide};
+    use super::{ContainerState, decide, last_validated};
     use crate::{
         change::{Change, ValidationRecord},
         config::desired::{Desired, RuntimeKind},
         facts::Facts,
+        host::fake,
         steps::{
             fixtures::{desired, facts},
             specs::fixtures::packages,
@@ -322,6 +338,27 @@ mod tests {
             boot: Some(boot.to_owned()),
             ..ValidationRecord::default()
         }
+    }
+
+    #[test]
+    fn last_validation_is_the_newest_record() {
+        let (host, fakes) = fake::host();
+        let last = || {
+            last_validated(&*host.files)
+                .expect("readable")
+                .map(|at| at.to_string())
+        };
+        assert_eq!(last(), None);
+        // A record of an older version has no time.
+        for (name, text) in rows! {
+            "host", "driver=580\n";
+            "container-docker", "validated-at=2026-11-23T22:00:00Z\n";
+            "container-containerd", "validated-at=2026-11-25T08:30:00.5Z\n";
+        } {
+            let path = format!("/var/lib/gpu-bootstrap/validations/{name}");
+            fakes.files.put(&path, text);
+        }
+        assert_eq!(last().as_deref(), Some("2026-11-25T08:30:00.5Z"));
     }
 
     fn machine() -> (Desired, Facts, ContainerState) {

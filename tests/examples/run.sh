@@ -3,9 +3,10 @@
 # tests/examples/run.sh.
 #
 # ansible-lint and ansible-playbook read the role, OpenTofu the Terraform module and its tests, Packer the template, slurmd its
-# configuration, ShellCheck the script, Helm the chart, crane the image, and actionlint and zizmor the workflows. The objects of the
-# chart are compared with the manifest, and with the API schema of Kubernetes. For Nomad, only the HCL syntax is tested: no package
-# registry has its validator.
+# configuration, ShellCheck the script, Helm the chart, crane the image, and actionlint and zizmor the workflows. The dashboard is
+# validated with the schema of Grafana; tests/readers tests its queries and the alert rules in Prometheus. The objects of the chart
+# are compared with the manifest, and with the API schema of Kubernetes. For Nomad, only the HCL syntax is tested: no package registry
+# has its validator.
 #
 # Requires Debian or Ubuntu, Python 3.11 to 3.13 with venv, and Go 1.21 or newer. The tools are installed in target/examples, in
 # fixed versions, from PyPI (requirements.txt) and as Go modules, which Go verifies with its checksum database. Packer and slurmd
@@ -115,6 +116,9 @@ for file in gres cgroup; do
     grep Unknown "$work/error"
     mv "$work/saved" "$work/examples/slurm/$file.conf"
 done
+
+step "Grafana dashboard"
+(cd tests/examples/dashboard && go run . ../../../examples/monitoring/dashboard.json)
 
 step "Image"
 mkdir "$work/amd64" "$work/arm64"

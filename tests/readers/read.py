@@ -330,7 +330,7 @@ def check_detector(trees):
     """Runs node-problem-detector with the configuration of docs/check.md while one machine changes to each of these trees, and waits
     for each expected condition. Conditions are read from its own HTTP endpoint, because there is no API server."""
     document = pathlib.Path("docs/check.md").read_text()
-    _, _, section = document.partition("\n## A condition by the node problem detector\n")
+    _, _, section = document.partition("\n## Node problem detector\n")
     configuration = json.loads(re.search(r"```json\n(.*?)```", section, re.S).group(1))
     [condition], [rule] = configuration["conditions"], configuration["rules"]
     with tempfile.TemporaryDirectory() as directory:

@@ -3,7 +3,8 @@
 # tests/readers/run.sh [PROGRAM]. TAP is parsed by TAP::Parser, JUnit XML by junitparser, metrics by promtool and by Prometheus via the
 # textfile collector of node_exporter, Markdown by cmark-gfm, HTML by Chromium, and the Nagios plugin output by Nagios Core. No
 # distribution packages node-problem-detector, so its plugin is tested only if NODE_PROBLEM_DETECTOR is the path of its binary. The
-# completion scripts are tested in bash, zsh and fish (completions.py).
+# completion scripts are tested in bash, zsh and fish (completions.py). The files of examples/monitoring and `report` are tested with
+# a thousand nodes, promtool and Prometheus (fleet.py).
 #
 # Runs as root on Debian 12 or newer, and installs missing Debian packages (about 150 MB). If a tool cannot be installed, the test
 # fails. Screenshots of the HTML page for a healthy, a broken and an 8-GPU machine are written to target/readers/*.png.
@@ -18,6 +19,7 @@ missing=
 for one in \
     chromium-headless-shell:/usr/bin/chromium-headless-shell \
     fonts-dejavu-core:/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf \
+    python3-yaml:/usr/lib/python3/dist-packages/yaml \
     python3-junitparser:/usr/lib/python3/dist-packages/junitparser \
     cmark-gfm:/usr/bin/cmark-gfm \
     zsh:/usr/bin/zsh \
@@ -70,4 +72,5 @@ python3 tests/readers/completions.py "$program"
 # A root directory without any data of a machine.
 mkdir -p "$out/empty/etc"
 
+/usr/bin/python3 tests/readers/fleet.py "$program" "$out"
 exec /usr/bin/python3 tests/readers/read.py "$program" "$out" ${NODE_PROBLEM_DETECTOR:+"$NODE_PROBLEM_DETECTOR"}

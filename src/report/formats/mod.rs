@@ -11,6 +11,9 @@ mod tap;
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
+pub(super) use tests::node;
+
 pub use condition::{condition, cut};
 pub use html::html;
 pub use junit::junit;

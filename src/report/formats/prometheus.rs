@@ -1,25 +1,36 @@
 use std::io::{self, Write};
 
+use super::line;
 use crate::{
+    check::Verdict,
     engine::RunReport,
     exit::Exit,
-    model::findings::{Kind, Layer},
-    report::{document::TOOL, style::word},
+    model::findings::{Kind, Layer, Remedy},
+    report::{
+        document::{MachineSummary, NodeStatus, TOOL},
+        style::word,
+    },
 };
+
+/// The lines of a metric: labels in braces, and the value.
+type Lines = Vec<(String, f64)>;
 
 /// Writes metrics in the Prometheus text format for the textfile collector of node_exporter. The collector requires constant
 /// help and type lines, no timestamps, and a newline at the end. Write the metrics to a temporary file in the same directory,
-/// then rename it.
+/// then rename it. A metric whose value is unknown is omitted.
 ///
 /// # Errors
 /// An error of the writer.
 pub fn prometheus(
     to: &mut dyn Write,
     report: &RunReport,
-    gpus: usize,
-    to_ready: Option<f64>,
+    machine: &MachineSummary,
+    node: &NodeStatus,
 ) -> io::Result<()> {
-    let mut metric = |name: &str, help: &str, lines: &[(String, f64)]| -> io::Result<()> {
+    let mut metric = |name: &str, help: &str, lines: Lines| -> io::Result<()> {
+        if lines.is_empty() {
+            return Ok(());
+        }
         writeln!(to, "# HELP gpu_bootstrap_{name} {help}")?;
         writeln!(to, "# TYPE gpu_bootstrap_{name} gauge")?;
         for (labels, value) in lines {
@@ -27,46 +38,135 @@ pub fn prometheus(
         }
         Ok(())
     };
-    let one = |value: f64| vec![(String::new(), value)];
     metric(
         "build_info",
         "The version of gpu-bootstrap that wrote these metrics.",
-        &[(format!("{{version=\"{}\"}}", TOOL.version), 1.0)],
+        vec![(labels([("version", Some(TOOL.version))]), 1.0)],
+    )?;
+    metric(
+        "info",
+        "1, with the versions and the GPU models of this node. A label whose value is unknown is omitted.",
+        vec![(info(machine, node), 1.0)],
     )?;
     metric(
         "check_success",
         "1 if the last check exited with status 0.",
-        &one(f64::from(u8::from(report.exit == Exit::Ok))),
+        one(Some(flag(report.exit == Exit::Ok))),
     )?;
     metric(
         "check_duration_seconds",
         "Duration of the last check.",
-        &one(report.seconds),
+        one(Some(report.seconds)),
     )?;
     #[expect(clippy::cast_precision_loss, reason = "a machine has few GPUs")]
-    metric("gpus", "NVIDIA GPUs on the PCI bus.", &one(gpus as f64))?;
-    if let Some(seconds) = to_ready {
-        metric(
-            "time_to_ready_seconds",
-            "Duration of the last installation that changed something, including reboots, if it succeeded.",
-            &one(seconds),
-        )?;
-    }
-    // IDs of findings and names of layers need no escaping in labels.
-    let findings: Vec<(String, f64)> = (report.findings.iter())
-        .map(|finding| {
-            let (id, layer) = (&finding.id, Layer::of(&finding.id).name());
-            let status = word(finding.status);
-            let kind = finding.kind().map_or("none", Kind::name);
-            let labels =
-                format!("{{id=\"{id}\",layer=\"{layer}\",kind=\"{kind}\",status=\"{status}\"}}");
-            (labels, 1.0)
-        })
-        .collect();
+    let gpus = machine.gpus as f64;
+    metric("gpus", "NVIDIA GPUs on the PCI bus.", one(Some(gpus)))?;
+    metric(
+        "time_to_ready_seconds",
+        "Duration of the last installation that changed something, including reboots, if it succeeded.",
+        one(node.time_to_ready_seconds),
+    )?;
+    #[expect(clippy::cast_precision_loss, reason = "seconds since 1970 are exact")]
+    let validated = node.validated.map(|at| at.as_second() as f64);
+    metric(
+        "validation_timestamp_seconds",
+        "Time of the last successful validation of the GPUs.",
+        one(validated),
+    )?;
+    metric(
+        "reboot_pending",
+        "1 if the machine must be rebooted: a run waits for it, the next boot starts another kernel, or it is the remedy of a problem.",
+        one(node.reboot_pending.map(flag)),
+    )?;
+    metric(
+        "run_active",
+        "1 if install or uninstall was running during the last check.",
+        one(node.run_active.map(flag)),
+    )?;
+    metric(
+        "root_cause",
+        "1 for each failed finding that is not caused by another finding, with its kind (fault, risk or difference) and its remedy class.",
+        root_causes(report),
+    )?;
     metric(
         "finding",
         "1 for each finding of the last check, with its status (pass, warn, fail, skip or unknown) and its kind (fault, risk, difference or none).",
-        &findings,
+        findings(report),
     )?;
     to.flush()
+}
+
+fn one(value: Option<f64>) -> Lines {
+    value
+        .map(|value| (String::new(), value))
+        .into_iter()
+        .collect()
+}
+
+fn flag(is_set: bool) -> f64 {
+    f64::from(u8::from(is_set))
+}
+
+/// Returns labels in braces. Prometheus treats an empty label like a missing one.
+fn labels<'l>(pairs: impl IntoIterator<Item = (&'l str, Option<&'l str>)>) -> String {
+    let known = pairs
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)));
+    let labels: Vec<String> = known
+        .map(|(name, value)| {
+            let value = line(value).replace('\\', "\\\\").replace('"', "\\\"");
+            format!("{name}=\"{value}\"")
+        })
+        .collect();
+    format!("{{{}}}", labels.join(","))
+}
+
+fn info(machine: &MachineSummary, node: &NodeStatus) -> String {
+    let inventory = &node.inventory;
+    let models = inventory.models();
+    let runtimes = inventory.runtimes.iter();
+    labels(
+        [
+            ("node", inventory.name.as_deref()),
+            ("os", machine.os.as_deref()),
+            ("kernel", machine.kernel.as_deref()),
+            ("instance_type", machine.instance_type.as_deref()),
+            ("gpu", models.as_deref()),
+            ("driver", inventory.driver.as_deref()),
+            ("module_flavor", inventory.module_flavor.as_deref()),
+            ("toolkit", inventory.toolkit.as_deref()),
+        ]
+        .into_iter()
+        // The names of runtimes are valid label names.
+        .chain(runtimes.map(|(name, version)| (name.as_str(), version.as_deref()))),
+    )
+}
+
+fn root_causes(report: &RunReport) -> Lines {
+    (report.findings.iter())
+        .filter(|finding| finding.status == Verdict::Fail && finding.because.is_none())
+        .map(|finding| {
+            let labels = labels([
+                ("id", Some(finding.id.as_str())),
+                ("layer", Some(Layer::of(&finding.id).name())),
+                ("kind", finding.kind().map(Kind::name)),
+                ("remedy", finding.class().map(Remedy::name)),
+            ]);
+            (labels, 1.0)
+        })
+        .collect()
+}
+
+fn findings(report: &RunReport) -> Lines {
+    (report.findings.iter())
+        .map(|finding| {
+            let labels = labels([
+                ("id", Some(finding.id.as_str())),
+                ("layer", Some(Layer::of(&finding.id).name())),
+                ("kind", Some(finding.kind().map_or("none", Kind::name))),
+                ("status", Some(word(finding.status))),
+            ]);
+            (labels, 1.0)
+        })
+        .collect()
 }

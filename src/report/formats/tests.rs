@@ -5,8 +5,10 @@ use crate::{
     check::{Finding, Verdict},
     engine::{Mode, RunReport},
     exit::Exit,
+    facts::SecureBoot,
     model::id::Id,
-    report::document::MachineSummary,
+    report::document::{MachineSummary, NodeStatus},
+    state::Inventory,
 };
 
 /// A finding with characters that the formats must escape.
@@ -62,6 +64,32 @@ fn machine() -> MachineSummary {
     }
 }
 
+/// A node whose state was read completely.
+pub(in crate::report) fn node() -> NodeStatus {
+    let inventory = Inventory {
+        name: Some("gpu-1".to_owned()),
+        driver: Some("580.95.05".to_owned()),
+        module_flavor: Some("open".to_owned()),
+        toolkit: Some("1.18.0".to_owned()),
+        runtimes: [
+            ("containerd".to_owned(), None),
+            ("docker".to_owned(), Some("28.5.1\\\"".to_owned())),
+        ]
+        .into(),
+        gpus: [("H100 PCIe".to_owned(), 8)].into(),
+        nvswitches: 4,
+        secure_boot: SecureBoot::Disabled,
+        next_kernel: Some("6.8.0-1067-gcp".to_owned()),
+    };
+    NodeStatus {
+        validated: Some("2026-11-28T22:00:00Z".parse().unwrap()),
+        reboot_pending: Some(false),
+        run_active: Some(true),
+        time_to_ready_seconds: Some(212.5),
+        ..NodeStatus::of(inventory)
+    }
+}
+
 fn text(write: impl FnOnce(&mut Vec<u8>)) -> String {
     let mut written = Vec::new();
     write(&mut written);
@@ -80,7 +108,7 @@ fn each_format_escapes_special_characters() {
     assert_snapshot!("npd", text(|to| _ = npd(to, &broken).unwrap()));
     assert_snapshot!(
         "prometheus",
-        text(|to| prometheus(to, &broken, 8, Some(212.5)).unwrap())
+        text(|to| prometheus(to, &broken, &machine(), &node()).unwrap())
     );
     assert_snapshot!(
         "markdown",
