@@ -544,6 +544,7 @@ mod tests {
     use crate::{
         check::Verdict,
         facts::{Facts, PciFact},
+        model::fault::Fault,
         state::DriverPart,
         steps::{expected::ExpectedGpus, fixtures::facts},
     };
