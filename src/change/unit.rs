@@ -158,12 +158,13 @@ impl Applier {
         loop {
             let state = self.unit_state(unit).await?;
             // A oneshot unit that has exited successfully counts as started.
-            let ended_well = state.active == "inactive" && state.result == "success" && ran.ok();
+            let ended_well =
+                state.active == "inactive" && !state.has_job && state.result == "success";
             if ran.ok() && (state.is_active() || ended_well) {
                 return Ok(());
             }
             let waiting = ran.ok()
-                && matches!(state.active.as_str(), "activating" | "deactivating")
+                && state.is_changing()
                 && clock.monotonic().saturating_sub(started) < START_TIME_LIMIT;
             if !waiting {
                 let words = self.last_words(unit, &ran).await;

@@ -35,6 +35,7 @@ pub(crate) fn unit(file: &str, active: &str) -> UnitState {
         active: active.into(),
         file: file.into(),
         result: "success".into(),
+        has_job: false,
     }
 }
 

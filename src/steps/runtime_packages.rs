@@ -260,16 +260,19 @@ mod tests {
     fn restarting_daemon_delays_the_run() {
         let want = desired();
         let docker = spec(&want, RuntimeKind::Docker).expect("docker");
-        for (active, result, is_waited_for) in [
-            ("deactivating", "success", true),
-            ("activating", "success", true),
-            ("activating", "exit-code", false),
-            ("inactive", "success", false),
+        for (active, has_job, result, is_waited_for) in [
+            ("deactivating", false, "success", true),
+            ("activating", false, "success", true),
+            ("activating", false, "exit-code", false),
+            ("inactive", false, "success", false),
+            // Between the two halves of a restart.
+            ("inactive", true, "success", true),
         ] {
             let state = RuntimePackagesState {
                 installed: packages(&["docker.io=20.10.24"]),
                 unit: Some(UnitState {
                     result: result.into(),
+                    has_job,
                     ..unit("enabled", active)
                 }),
                 ..RuntimePackagesState::default()

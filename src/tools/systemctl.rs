@@ -114,6 +114,9 @@ pub struct UnitState {
     pub file: String,
     /// The result of the last run: `success`, `exit-code`, `start-limit-hit`, ….
     pub result: String,
+    /// Whether systemd has a job for it, which starts, stops or restarts it. Between the two halves of a restart, the unit is
+    /// inactive and has a job.
+    pub has_job: bool,
 }
 
 /// The state of a unit if systemd is not running.
@@ -128,6 +131,7 @@ impl UnitState {
             active: NOT_BOOTED.to_owned(),
             file: file.trim().to_owned(),
             result: String::new(),
+            has_job: false,
         }
     }
 
@@ -161,7 +165,12 @@ impl UnitState {
 
     /// Whether it is starting or stopping, without a previous failure.
     pub fn is_restarting(&self) -> bool {
-        matches!(self.active.as_str(), "activating" | "deactivating") && self.result == "success"
+        self.is_changing() && self.result == "success"
+    }
+
+    /// Whether it is starting or stopping.
+    pub fn is_changing(&self) -> bool {
+        self.has_job || matches!(self.active.as_str(), "activating" | "deactivating")
     }
 
     /// Whether it is running.
@@ -184,6 +193,9 @@ impl std::fmt::Display for UnitState {
         if self.active == "failed" {
             write!(f, " ({})", self.result)?;
         }
+        if self.has_job {
+            f.write_str(", with a queued job")?;
+        }
         Ok(())
     }
 }
@@ -195,7 +207,7 @@ pub fn show(unit: &str) -> Query {
         "systemctl",
         [
             "show",
-            "--property=LoadState,ActiveState,UnitFileState,Result",
+            "--property=LoadState,ActiveState,UnitFileState,Result,Job",
             "--",
             unit,
         ],
@@ -214,7 +226,15 @@ pub fn parse_show(text: &str) -> Option<UnitState> {
         active: value("ActiveState")?,
         file: value("UnitFileState")?,
         result: value("Result").unwrap_or_default(),
+        has_job: has_job(text),
     })
+}
+
+/// Whether the output of `systemctl show` contains a job. `Job` is present while a job is queued or running
+/// (`org.freedesktop.systemd1(5)`). systemctl omits it if its number is 0.
+fn has_job(text: &str) -> bool {
+    let job = text.lines().find_map(|line| line.strip_prefix("Job="));
+    job.is_some_and(|job| !matches!(job, "" | "0"))
 }
 
 /// Queries whether a unit starts at boot. systemctl reads files for this, so it also works if systemd is not running.
@@ -245,16 +265,14 @@ pub fn once(unit: &str) -> Query {
     Query::new("systemctl", ["show", properties, "--", unit])
 }
 
-/// Parses the output of [`once`]. `None` if it is invalid. `Job` is present while a job is queued
-/// (`org.freedesktop.systemd1(5)`). systemctl omits it if its number is 0.
+/// Parses the output of [`once`]. `None` if it is invalid.
 pub fn parse_once(text: &str) -> Option<OneshotState> {
     let value = |key: &str| {
         text.lines()
             .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
     };
-    let queued = value("Job").is_some_and(|job| !matches!(job, "" | "0"));
     Some(match value("ActiveState")? {
-        _ if queued => OneshotState::Busy,
+        _ if has_job(text) => OneshotState::Busy,
         "inactive" => OneshotState::Idle,
         "failed" => {
             let status = value("ExecMainStatus").filter(|_| value("Result") == Some("exit-code"));
@@ -526,6 +544,10 @@ mod tests {
                 "disabled and failed (exit-code)", false, false;
             "Result=success\nLoadState=not-found\nActiveState=inactive\nUnitFileState=\n",
                 "not installed", false, false;
+            "LoadState=loaded\nActiveState=inactive\nUnitFileState=enabled\nResult=success\nJob=0\n",
+                "enabled and inactive", true, false;
+            "Job=312\nLoadState=loaded\nActiveState=inactive\nUnitFileState=enabled\nResult=success\n",
+                "enabled and inactive, with a queued job", true, false;
         } {
             let state = parse_show(text).expect("a state");
             assert_eq!(state.to_string(), told);

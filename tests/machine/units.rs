@@ -225,6 +225,8 @@ fn show(files: &FakeFiles, unit: &str, properties: &str) -> Output {
             "UnitFileState" => "disabled",
             "Result" if broken => "exit-code",
             "Result" => "success",
+            // systemctl omits it if there is no job.
+            "Job" => continue,
             "Id" => unit,
             // Package scripts reload systemd, so their unit files are current.
             "NeedDaemonReload" => "no",

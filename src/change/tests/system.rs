@@ -155,22 +155,28 @@ async fn unit_with_start_limit_hit_is_still_started() {
     machine.apply(&restart).await.expect("the unit is running");
 }
 
+/// A unit that another program restarts is inactive between the two halves of the restart, and has a job.
 #[tokio::test]
 async fn a_unit_that_is_still_starting_after_a_minute_is_an_error() {
-    let machine = TestMachine::new();
-    (machine.fakes.exec).on("systemctl", |cmd, _| match &*cmd.args[0] {
-        "show" => {
-            ok("LoadState=loaded\nActiveState=activating\nUnitFileState=enabled\nResult=success\n")
-        }
-        _ => ok(""),
-    });
-    let restart = Change::RestartUnit {
-        unit: "docker.service".into(),
-    };
-    let error = machine.apply(&restart).await.unwrap_err();
-    assert_eq!(error.reason(), "unit-failed");
-    let slept: Duration = machine.fakes.clock.slept().iter().sum();
-    assert_eq!(slept, Duration::from_secs(60));
+    for state in [
+        "ActiveState=activating\n",
+        "ActiveState=inactive\nJob=312\n",
+    ] {
+        let machine = TestMachine::new();
+        (machine.fakes.exec).on("systemctl", move |cmd, _| match &*cmd.args[0] {
+            "show" => ok(format!(
+                "LoadState=loaded\n{state}UnitFileState=enabled\nResult=success\n"
+            )),
+            _ => ok(""),
+        });
+        let restart = Change::RestartUnit {
+            unit: "docker.service".into(),
+        };
+        let error = machine.apply(&restart).await.unwrap_err();
+        assert_eq!(error.reason(), "unit-failed");
+        let slept: Duration = machine.fakes.clock.slept().iter().sum();
+        assert_eq!(slept, Duration::from_secs(60), "{state}");
+    }
 }
 
 #[tokio::test]
