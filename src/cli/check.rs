@@ -365,6 +365,7 @@ fn node_status(
     let is_new = matches!(kernels, (Some(running), Some(next)) if running != next);
     let is_remedy = (report.findings.iter()).any(|finding| {
         matches!(finding.status, Verdict::Fail | Verdict::Warn)
+            && finding.because.is_none()
             && finding.class() == Some(Remedy::Reboot)
     });
     NodeStatus {
