@@ -1,7 +1,7 @@
 //! Reads `check` documents, and keeps the values that are compared.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{BufRead, Read as _},
 };
 
@@ -287,18 +287,19 @@ impl Node {
         } = document;
         let instance = host.instance_id.as_deref().map(clean);
         let own_name = node.as_ref().and_then(|node| node.name.as_deref());
-        let has = |status| findings.iter().any(|finding| finding.status == status);
-        let is_incomplete = exit.is_some_and(|exit| exit != Exit::Ok.code())
-            && has(Verdict::Unknown)
-            && !has(Verdict::Fail);
-        let problems = findings.into_iter().filter(|finding| {
-            finding.because.is_none()
-                && matches!(
+        let found: Vec<&Found> = (findings.iter())
+            .filter(|finding| {
+                matches!(
                     finding.status,
                     Verdict::Fail | Verdict::Warn | Verdict::Unknown
                 )
-        });
-        let mut problems: Vec<Problem> = problems
+            })
+            .collect();
+        // The cause of a problem may be skipped (`check --ignore`).
+        let ids: BTreeSet<&str> = found.iter().map(|finding| finding.id.as_str()).collect();
+        let has_cause = |id: &str| ids.contains(id);
+        let mut problems: Vec<Problem> = (found.iter())
+            .filter(|finding| !finding.because.as_deref().is_some_and(has_cause))
             .map(|finding| Problem {
                 status: finding.status,
                 kind: finding.kind,
@@ -308,6 +309,10 @@ impl Node {
         problems.sort();
         problems.dedup();
         problems.truncate(MOST_VALUES);
+        let has = |status| problems.iter().any(|problem| problem.status == status);
+        let is_incomplete = exit.is_some_and(|exit| exit != Exit::Ok.code())
+            && has(Verdict::Unknown)
+            && !has(Verdict::Fail);
         Self {
             name: (own_name.map(clean))
                 .or_else(|| instance.clone())

@@ -160,6 +160,30 @@ fn outliers_are_grouped_by_their_differences() {
 }
 
 #[test]
+fn consequence_of_an_ignored_finding_is_listed() {
+    let caused = |cause: &'static str| {
+        let mut caused = finding("os.pkg.pins", "fail");
+        caused["because"] = json!(cause);
+        caused
+    };
+    let fleet = fleet(collected(&[
+        with("a", |node| {
+            add(node, finding("packages.hold", "fail"));
+            add(node, caused("packages.hold"));
+        }),
+        // `--ignore packages.hold`.
+        with("b", |node| {
+            add(node, finding("packages.hold", "skip"));
+            add(node, caused("packages.hold"));
+        }),
+    ]));
+    let causes: Vec<(&str, &str)> = (fleet.failures.iter())
+        .map(|group| (&*group.id, &*group.nodes[0]))
+        .collect();
+    assert_eq!(causes, [("os.pkg.pins", "b"), ("packages.hold", "a")]);
+}
+
+#[test]
 fn equal_halves_have_no_majority() {
     let old = |name| with(name, |node| node["node"]["driver"] = json!("570.86.15"));
     let fleet = fleet(collected(&[node("a"), node("b"), old("c"), old("d")]));
