@@ -365,6 +365,7 @@ fn node_status(
     let is_new = matches!(kernels, (Some(running), Some(next)) if running != next);
     let is_remedy = (report.findings.iter()).any(|finding| {
         matches!(finding.status, Verdict::Fail | Verdict::Warn)
+            && finding.because.is_none()
             && finding.class() == Some(Remedy::Reboot)
     });
     NodeStatus {
@@ -475,4 +476,39 @@ fn not_recorded(error: record::RecordError) -> Failure {
         error,
         Some("use an empty or new directory with a few megabytes of free space"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::node_status;
+    use crate::{
+        check::{Finding, Verdict},
+        engine::{Mode, RunReport},
+        exit::Exit,
+        host::fake,
+        model::id::Id,
+        steps::fixtures::{facts, state},
+    };
+
+    #[tokio::test]
+    async fn only_the_remedy_of_a_root_cause_requires_a_reboot() {
+        let (host, _) = fake::host();
+        let facts = facts();
+        let inventory = state(&host, facts.clone()).inventory().await;
+        let is_pending = |because| {
+            let mismatch = Id::new("drv.version.mismatch");
+            let finding = Finding {
+                because,
+                ..Finding::new(mismatch, Verdict::Fail, "x")
+            };
+            let report = RunReport {
+                findings: vec![finding],
+                ..RunReport::new(Mode::Check, "run".to_owned(), Exit::Drift)
+            };
+            node_status(&host, true, &facts, &report, inventory.clone()).reboot_pending
+        };
+        assert_eq!(is_pending(None), Some(true));
+        let cause = Id::new("os.pkg.consistency");
+        assert_eq!(is_pending(Some(cause)), Some(false));
+    }
 }

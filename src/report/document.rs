@@ -241,7 +241,6 @@ pub struct NodeStatus {
 
 impl NodeStatus {
     /// The status of a node of which only versions and devices were read.
-    #[must_use]
     pub fn of(inventory: Inventory) -> Self {
         Self {
             inventory,

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{State, runtimes::upstream};
 use crate::{facts::SecureBoot, tools::toolkit};
 
-/// Versions and devices of a node. A value that could not be read is `None`.
+/// Versions and devices of a node. A value that does not exist or could not be read is `None`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Inventory {
@@ -33,7 +33,6 @@ pub struct Inventory {
 
 impl Inventory {
     /// The GPU models, without their number.
-    #[must_use]
     pub fn models(&self) -> Option<String> {
         let models: Vec<&str> = self.gpus.keys().map(String::as_str).collect();
         (!models.is_empty()).then(|| models.join(", "))

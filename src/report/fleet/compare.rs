@@ -46,6 +46,8 @@ pub struct Fleet {
     pub newest: Option<Timestamp>,
     /// Root causes of failures, faults first.
     pub failures: Vec<Group>,
+    /// Nodes whose check exited with an error because findings are unknown, although no finding fails.
+    pub incomplete: Vec<String>,
     /// Nodes that differ from the majority of their type. Each node is in one group.
     pub outliers: Vec<Outliers>,
     /// Nodes that must be rebooted.
@@ -122,7 +124,6 @@ pub struct Divided {
 
 impl Fleet {
     /// Compares the nodes. `now` detects clocks that are ahead.
-    #[must_use]
     pub fn of(collected: Collected, now: Timestamp) -> Self {
         let Collected {
             documents,
@@ -148,6 +149,11 @@ impl Fleet {
         types.sort_by_key(|one| std::cmp::Reverse(one.nodes));
         let has_failed =
             |node: &&Node| (node.problems.iter()).any(|one| one.status == Verdict::Fail);
+        let names = |is_listed: fn(&Node) -> bool| -> Vec<String> {
+            (nodes.iter().filter(|node| is_listed(node)))
+                .map(|node| node.name.clone())
+                .collect()
+        };
         Self {
             schema: SCHEMA,
             tool: TOOL,
@@ -157,10 +163,9 @@ impl Fleet {
             different_nodes: outliers.iter().map(|group| group.nodes.len()).sum(),
             newest,
             failures: grouped(&nodes, Verdict::Fail),
+            incomplete: names(|node| node.is_incomplete),
             outliers,
-            reboot_pending: (nodes.iter().filter(|node| node.reboot_pending))
-                .map(|node| node.name.clone())
-                .collect(),
+            reboot_pending: names(|node| node.reboot_pending),
             warnings: grouped(&nodes, Verdict::Warn),
             unknown: grouped(&nodes, Verdict::Unknown),
             stale: (stale.into_iter())
@@ -177,12 +182,13 @@ impl Fleet {
         }
     }
 
-    /// Returns the exit status: `Ok` if all nodes of a type are equal, none has a failed finding, and all documents are used.
-    #[must_use]
+    /// Returns the exit status: `Ok` if all nodes of a type are equal, all checks are complete and have no failed finding, and
+    /// all documents are used.
     pub fn exit(&self) -> Exit {
         let is_divided = self.types.iter().any(|one| !one.divided.is_empty());
-        let is_uniform = self.failures.is_empty() && self.outliers.is_empty() && !is_divided;
-        match is_uniform && self.stale.is_empty() && self.unused.is_empty() {
+        let is_healthy = self.failures.is_empty() && self.incomplete.is_empty();
+        let is_uniform = self.outliers.is_empty() && !is_divided;
+        match is_healthy && is_uniform && self.stale.is_empty() && self.unused.is_empty() {
             true => Exit::Ok,
             false => Exit::Drift,
         }

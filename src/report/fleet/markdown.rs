@@ -5,47 +5,38 @@ use std::io::{self, Write};
 use super::compare::{Fleet, Group};
 use crate::model::{findings::Kind, text::counted};
 
-/// Limit of node names in a list. JSON contains all names.
-const MOST_NAMES: usize = 100;
+/// Limit of listed nodes and documents. JSON contains all.
+const MOST_ITEMS: usize = 100;
 
 /// Writes the report.
 ///
 /// # Errors
 /// An error of the writer.
 pub fn markdown(to: &mut dyn Write, fleet: &Fleet) -> io::Result<()> {
-    let (nodes, failed, different) = (fleet.nodes, fleet.failed_nodes, fleet.different_nodes);
-    let nodes = counted(nodes, "node");
+    let (failed, different) = (fleet.failed_nodes, fleet.different_nodes);
+    let (nodes, incomplete) = (counted(fleet.nodes, "node"), fleet.incomplete.len());
     writeln!(
         to,
-        "# GPU fleet: {nodes}, {failed} failed, {different} different\n"
+        "# GPU fleet: {nodes}, {failed} failed, {incomplete} incomplete, {different} different\n"
     )?;
-    writeln!(to, "- Documents: {}", fleet.documents)?;
+    let (all, old, unused) = (fleet.documents, fleet.stale.len(), fleet.unused.len());
+    writeln!(to, "- Documents: {all}, {old} old, {unused} not used")?;
     if let Some(newest) = fleet.newest {
         writeln!(to, "- Newest check: {newest}")?;
     }
     problems(to, "Failed", &fleet.failures)?;
+    affected(to, "Incomplete checks", &fleet.incomplete)?;
     outliers(to, fleet)?;
-    if !fleet.reboot_pending.is_empty() {
-        writeln!(
-            to,
-            "\n## Reboot pending: {}\n",
-            counted(fleet.reboot_pending.len(), "node")
-        )?;
-        writeln!(to, "{}", names(&fleet.reboot_pending))?;
-    }
-    if !fleet.stale.is_empty() {
-        writeln!(to, "\n## Old checks, not compared\n")?;
-        for stale in &fleet.stale {
-            let (node, document) = (code(&stale.node), code(&stale.document));
-            writeln!(to, "- {node}: {} in {document}", stale.time)?;
-        }
-    }
-    if !fleet.unused.is_empty() {
-        writeln!(to, "\n## Documents that are not used\n")?;
-        for unused in &fleet.unused {
-            writeln!(to, "- {}: {}", code(&unused.document), code(&unused.why))?;
-        }
-    }
+    divided(to, fleet)?;
+    affected(to, "Reboot pending", &fleet.reboot_pending)?;
+    let old = fleet.stale.iter().map(|stale| {
+        let (node, document) = (code(&stale.node), code(&stale.document));
+        format!("{node}: {} in {document}", stale.time)
+    });
+    list(to, "Old checks, not compared", old)?;
+    let unused = (fleet.unused.iter())
+        .map(|unused| format!("{}: {}", code(&unused.document), code(&unused.why)));
+    list(to, "Documents that are not used", unused)?;
     problems(to, "Warnings", &fleet.warnings)?;
     problems(to, "Unknown", &fleet.unknown)?;
     types(to, fleet)?;
@@ -90,6 +81,50 @@ fn outliers(to: &mut dyn Write, fleet: &Fleet) -> io::Result<()> {
     Ok(())
 }
 
+/// Writes the facts for which no value has a majority.
+fn divided(to: &mut dyn Write, fleet: &Fleet) -> io::Result<()> {
+    for one in fleet.types.iter().filter(|one| !one.divided.is_empty()) {
+        writeln!(to, "\n## No majority: {}\n", code(&one.name))?;
+        writeln!(to, "| fact | values |\n|---|---|")?;
+        for divided in &one.divided {
+            let values: Vec<String> = (divided.values.iter())
+                .map(|count| format!("{} ({})", code(&count.value), count.nodes))
+                .collect();
+            writeln!(to, "| {} | {} |", code(&divided.fact), values.join(", "))?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a section with the names of nodes.
+fn affected(to: &mut dyn Write, title: &str, nodes: &[String]) -> io::Result<()> {
+    if nodes.is_empty() {
+        return Ok(());
+    }
+    writeln!(to, "\n## {title}: {}\n", counted(nodes.len(), "node"))?;
+    writeln!(to, "{}", names(nodes))
+}
+
+/// Writes a section with a list.
+fn list(
+    to: &mut dyn Write,
+    title: &str,
+    items: impl ExactSizeIterator<Item = String>,
+) -> io::Result<()> {
+    let count = items.len();
+    if count == 0 {
+        return Ok(());
+    }
+    writeln!(to, "\n## {title}\n")?;
+    for item in items.take(MOST_ITEMS) {
+        writeln!(to, "- {item}")?;
+    }
+    match count.saturating_sub(MOST_ITEMS) {
+        0 => Ok(()),
+        more => writeln!(to, "- {more} more (see `--format json`)"),
+    }
+}
+
 fn types(to: &mut dyn Write, fleet: &Fleet) -> io::Result<()> {
     for one in &fleet.types {
         writeln!(
@@ -109,13 +144,6 @@ fn types(to: &mut dyn Write, fleet: &Fleet) -> io::Result<()> {
             let (fact, value) = (code(&most.fact), code(&most.value));
             writeln!(to, "| {fact} | {value} | {} |", most.nodes)?;
         }
-        for divided in &one.divided {
-            let values: Vec<String> = (divided.values.iter())
-                .map(|count| format!("{} ({})", code(&count.value), count.nodes))
-                .collect();
-            let (fact, values) = (code(&divided.fact), values.join(", "));
-            writeln!(to, "| {fact} | no majority: {values} | |")?;
-        }
     }
     Ok(())
 }
@@ -123,10 +151,10 @@ fn types(to: &mut dyn Write, fleet: &Fleet) -> io::Result<()> {
 fn names(nodes: &[String]) -> String {
     let shown: Vec<String> = nodes
         .iter()
-        .take(MOST_NAMES)
+        .take(MOST_ITEMS)
         .map(|name| code(name))
         .collect();
-    match nodes.len().saturating_sub(MOST_NAMES) {
+    match nodes.len().saturating_sub(MOST_ITEMS) {
         0 => shown.join(", "),
         more => format!(
             "{}, and {more} more (see `--format json`)",

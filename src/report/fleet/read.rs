@@ -1,7 +1,7 @@
 //! Reads `check` documents, and keeps the values that are compared.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{BufRead, Read as _},
 };
 
@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     check::Verdict,
+    exit::Exit,
     model::{
         findings::Kind,
         text::{beginning, is_control},
@@ -31,6 +32,9 @@ const MOST_VALUES: usize = 100;
 
 /// The value of a fact that the node could not read.
 pub(super) const UNKNOWN: &str = "unknown";
+
+/// The value of a fact that does not exist, such as the driver version of a node without a driver.
+const NONE: &str = "none";
 
 /// Everything that was read.
 #[derive(Debug, Default)]
@@ -66,6 +70,8 @@ pub(super) struct Node {
     /// The document contains the versions of the node. Documents of older versions do not.
     pub(super) has_versions: bool,
     pub(super) problems: Vec<Problem>,
+    /// The check exited with an error because findings are unknown, although no finding fails.
+    pub(super) is_incomplete: bool,
     pub(super) reboot_pending: bool,
 }
 
@@ -83,6 +89,7 @@ struct Document {
     schema: u32,
     tool: Program,
     time: Option<Timestamp>,
+    exit: Option<u8>,
     host: Machine,
     node: Option<Versions>,
     findings: Vec<Found>,
@@ -132,7 +139,6 @@ struct Found {
 
 impl Collected {
     /// Whether there was no document.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.documents == 0
     }
@@ -273,6 +279,7 @@ impl Node {
         let Document {
             tool,
             time,
+            exit,
             host,
             node,
             findings,
@@ -280,14 +287,19 @@ impl Node {
         } = document;
         let instance = host.instance_id.as_deref().map(clean);
         let own_name = node.as_ref().and_then(|node| node.name.as_deref());
-        let problems = findings.into_iter().filter(|finding| {
-            finding.because.is_none()
-                && matches!(
+        let found: Vec<&Found> = (findings.iter())
+            .filter(|finding| {
+                matches!(
                     finding.status,
                     Verdict::Fail | Verdict::Warn | Verdict::Unknown
                 )
-        });
-        let mut problems: Vec<Problem> = problems
+            })
+            .collect();
+        // The cause of a problem may be skipped (`check --ignore`).
+        let ids: BTreeSet<&str> = found.iter().map(|finding| finding.id.as_str()).collect();
+        let has_cause = |id: &str| ids.contains(id);
+        let mut problems: Vec<Problem> = (found.iter())
+            .filter(|finding| !finding.because.as_deref().is_some_and(has_cause))
             .map(|finding| Problem {
                 status: finding.status,
                 kind: finding.kind,
@@ -297,6 +309,10 @@ impl Node {
         problems.sort();
         problems.dedup();
         problems.truncate(MOST_VALUES);
+        let has = |status| problems.iter().any(|problem| problem.status == status);
+        let is_incomplete = exit.is_some_and(|exit| exit != Exit::Ok.code())
+            && has(Verdict::Unknown)
+            && !has(Verdict::Fail);
         Self {
             name: (own_name.map(clean))
                 .or_else(|| instance.clone())
@@ -308,6 +324,7 @@ impl Node {
             facts: facts(&tool, &host, node.as_ref()),
             has_versions: node.is_some(),
             problems,
+            is_incomplete,
             reboot_pending: (node.as_ref()).is_some_and(|node| node.reboot_pending == Some(true)),
         }
     }
@@ -330,6 +347,7 @@ fn node_type(host: &Machine, node: Option<&Versions>) -> String {
 fn facts(tool: &Program, host: &Machine, node: Option<&Versions>) -> BTreeMap<String, String> {
     let mut facts = BTreeMap::new();
     let known = |value: &Option<String>| value.as_deref().map_or_else(|| UNKNOWN.to_owned(), clean);
+    let found = |value: &Option<String>| value.as_deref().map_or_else(|| NONE.to_owned(), clean);
     let mut add = |name: &str, value: String| facts.insert(name.to_owned(), value);
     add("gpu-bootstrap", clean(&tool.version));
     add("os", known(&host.os));
@@ -338,9 +356,9 @@ fn facts(tool: &Program, host: &Machine, node: Option<&Versions>) -> BTreeMap<St
     let Some(node) = node else {
         return facts;
     };
-    add("driver", known(&node.driver));
-    add("module flavor", known(&node.module_flavor));
-    add("container toolkit", known(&node.toolkit));
+    add("driver", found(&node.driver));
+    add("module flavor", found(&node.module_flavor));
+    add("container toolkit", found(&node.toolkit));
     add("secure boot", known(&node.secure_boot));
     add("next kernel", known(&node.next_kernel));
     add("NVSwitches", node.nvswitches.to_string());
@@ -350,7 +368,7 @@ fn facts(tool: &Program, host: &Machine, node: Option<&Versions>) -> BTreeMap<St
     add(
         "GPUs",
         match gpus.is_empty() {
-            true => "none".to_owned(),
+            true => NONE.to_owned(),
             false => clean(&gpus.join(", ")),
         },
     );

@@ -146,7 +146,7 @@ fn outliers_are_grouped_by_their_differences() {
         "f: driver 570.86.15, kernel 6.8.0-1060-aws",
         "g: driver 570.86.15, kernel 6.8.0-1060-aws",
         "h: docker 28.5.1",
-        "i: container toolkit unknown, containerd not installed",
+        "i: container toolkit none, containerd not installed",
     ];
     assert_eq!(
         outliers(&fleet),
@@ -160,6 +160,30 @@ fn outliers_are_grouped_by_their_differences() {
 }
 
 #[test]
+fn consequence_of_an_ignored_finding_is_listed() {
+    let caused = |cause: &'static str| {
+        let mut caused = finding("os.pkg.pins", "fail");
+        caused["because"] = json!(cause);
+        caused
+    };
+    let fleet = fleet(collected(&[
+        with("a", |node| {
+            add(node, finding("packages.hold", "fail"));
+            add(node, caused("packages.hold"));
+        }),
+        // `--ignore packages.hold`.
+        with("b", |node| {
+            add(node, finding("packages.hold", "skip"));
+            add(node, caused("packages.hold"));
+        }),
+    ]));
+    let causes: Vec<(&str, &str)> = (fleet.failures.iter())
+        .map(|group| (&*group.id, &*group.nodes[0]))
+        .collect();
+    assert_eq!(causes, [("os.pkg.pins", "b"), ("packages.hold", "a")]);
+}
+
+#[test]
 fn equal_halves_have_no_majority() {
     let old = |name| with(name, |node| node["node"]["driver"] = json!("570.86.15"));
     let fleet = fleet(collected(&[node("a"), node("b"), old("c"), old("d")]));
@@ -170,7 +194,44 @@ fn equal_halves_have_no_majority() {
         (divided[0].fact.as_str(), divided[0].values.len()),
         ("driver", 2)
     );
-    assert!(text(&fleet).contains("no majority: `570.86.15` (2), `580.95.05` (2)"));
+    let text = text(&fleet);
+    assert!(text.contains("\n## No majority: `p5.48xlarge`\n"), "{text}");
+    assert!(text.contains("| `driver` | `570.86.15` (2), `580.95.05` (2) |"));
+    assert_eq!(fleet.exit(), Exit::Drift);
+}
+
+#[test]
+fn absent_value_can_be_the_majority() {
+    let without = |name| with(name, |node| node["node"]["toolkit"] = json!(null));
+    let unreadable = |name| with(name, |node| node["host"]["kernel"] = json!(null));
+    let found = fleet(collected(&[without("a"), without("b"), node("c")]));
+    let expected = BTreeSet::from(["c: container toolkit 1.18.0".to_owned()]);
+    assert_eq!(outliers(&found), expected);
+    // An unreadable value is not.
+    let found = fleet(collected(&[unreadable("a"), unreadable("b"), node("c")]));
+    assert!(found.outliers.is_empty(), "{:?}", found.outliers);
+}
+
+#[test]
+fn incomplete_check_is_not_a_success() {
+    let incomplete = |name, exit, status| {
+        with(name, |node| {
+            node["exit"] = json!(exit);
+            add(node, finding("k8s.ready", status));
+        })
+    };
+    let mut fleet = fleet(collected(&[
+        node("a"),
+        incomplete("b", 0, "unknown"),
+        incomplete("c", 4, "unknown"),
+        incomplete("d", 4, "fail"),
+        // `--fail-on warn`.
+        incomplete("e", 4, "warn"),
+    ]));
+    assert_eq!(fleet.incomplete, ["c"]);
+    assert!(text(&fleet).contains("\n## Incomplete checks: 1 node\n\n`c`\n"));
+    fleet.failures.clear();
+    assert!(fleet.outliers.is_empty());
     assert_eq!(fleet.exit(), Exit::Drift);
 }
 
@@ -271,6 +332,21 @@ fn large_documents_are_skipped() {
         assert_eq!(fleet.warnings[0].nodes, ["a", "b"]);
         assert_eq!(unused(&fleet), ["-, document 2: it is larger than 4 MiB"]);
     }
+}
+
+/// For example the log of a program that writes JSON.
+#[test]
+fn many_unused_documents_are_a_short_list() {
+    let mut collected = Collected::default();
+    collected.read("log", &mut Cursor::new("{}\n".repeat(1000)));
+    let fleet = fleet(collected);
+    assert_eq!(fleet.unused.len(), 1000);
+    let text = text(&fleet);
+    assert_eq!(text.matches("\n- `log").count(), 100);
+    assert!(
+        text.ends_with("\n- 900 more (see `--format json`)\n"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -2,10 +2,13 @@ use std::io::{self, Write};
 
 use super::line;
 use crate::{
-    check::Verdict,
+    check::{Finding, Verdict},
     engine::RunReport,
     exit::Exit,
-    model::findings::{Kind, Layer, Remedy},
+    model::{
+        findings::{Kind, Layer, Remedy},
+        id::Id,
+    },
     report::{
         document::{MachineSummary, NodeStatus, TOOL},
         style::word,
@@ -143,8 +146,13 @@ fn info(machine: &MachineSummary, node: &NodeStatus) -> String {
 }
 
 fn root_causes(report: &RunReport) -> Lines {
+    // The cause may be skipped (`check --ignore`).
+    let is_problem = |id: &Id| {
+        (report.findings.iter()).any(|other| other.id == *id && other.status != Verdict::Skip)
+    };
+    let has_cause = |finding: &Finding| finding.because.as_ref().is_some_and(is_problem);
     (report.findings.iter())
-        .filter(|finding| finding.status == Verdict::Fail && finding.because.is_none())
+        .filter(|finding| finding.status == Verdict::Fail && !has_cause(finding))
         .map(|finding| {
             let labels = labels([
                 ("id", Some(finding.id.as_str())),

@@ -117,6 +117,18 @@ fn each_format_escapes_special_characters() {
 }
 
 #[test]
+fn consequence_of_an_ignored_finding_is_a_root_cause() {
+    let mut broken = broken();
+    broken.findings[0].status = Verdict::Skip;
+    let metrics = text(|to| prometheus(to, &broken, &machine(), &node()).unwrap());
+    let causes: Vec<&str> = (metrics.lines())
+        .filter(|line| line.starts_with("gpu_bootstrap_root_cause{"))
+        .collect();
+    assert_eq!(causes.len(), 1, "{causes:?}");
+    assert!(causes[0].contains("id=\"driver.module\""), "{causes:?}");
+}
+
+#[test]
 fn junit_document_can_be_parsed() {
     let written = text(|to| junit(to, &broken()).unwrap());
     let read = quick_junit::Report::deserialize_from_str(&written).unwrap();
