@@ -453,6 +453,19 @@ mod tests {
     }
 
     #[test]
+    fn words_match_names_with_a_number() {
+        for (asked, own, matches) in rows! {
+            "sxm", "sxm5", true;
+            "80g", "80gb", true;
+            "sxm", "sxmd5", false;
+            // Two letters are the name of a product, for example of the GT series.
+            "gt", "gt1030", false;
+        } {
+            assert_eq!(is_like(asked, own), matches, "{asked}, {own}");
+        }
+    }
+
+    #[test]
     fn instance_types_match_without_case_and_prefix() {
         for (name, label) in rows! {
             "p5.48xlarge", "p5.48xlarge (8 × H100 SXM5 80GB)";

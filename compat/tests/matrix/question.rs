@@ -505,4 +505,8 @@ fn cards_without_a_row_are_evaluated_by_architecture() {
         let answer = ask(gpu, "", driver, "");
         assert_eq!(answer.verdict, want, "{gpu} {driver}: {:?}", answer.why);
     }
+    // The last branch of an architecture supports its cards probably, not certainly.
+    let answer = ask("10de:1b06", "", "580", "");
+    let why = format!("{:?}", answer.why);
+    assert!(why.contains("its first driver is unknown"), "{why}");
 }

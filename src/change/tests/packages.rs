@@ -562,6 +562,7 @@ async fn half_configured_packages_are_repaired_first(kind: Kind) {
     apt.write(&machine.fakes.files);
     let error = machine.apply(&install(&["docker.io"])).await.unwrap_err();
     assert_eq!(error.reason(), "package-database-interrupted");
+    assert!(error.hint().is_some());
     let (torn, built) = ("/var/lib/dkms/nvidia/580.1", "/var/lib/dkms/nvidia/580.2");
     let files = &machine.fakes.files;
     files

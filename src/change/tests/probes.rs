@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::kit::{TestMachine, container_probe};
 use crate::{
-    change::{Change, Reverted, ValidationRecord},
+    change::{ApplyChanges, Change, Reverted, ValidationRecord},
     config::desired::RuntimeKind,
     error::Report,
     host::{
@@ -79,6 +79,39 @@ async fn older_docker_without_the_container_does_not_fail_the_cleanup() {
     let lines = machine.fakes.exec.lines();
     assert!(
         lines.iter().any(|line| line.starts_with("docker image rm")),
+        "{lines:?}"
+    );
+}
+
+/// Podman runs a container in a directory, without an image.
+#[tokio::test]
+async fn undo_of_a_probe_removes_only_an_image_that_the_probe_creates() {
+    let machine = TestMachine::new();
+    for (runtime, has_image) in [(RuntimeKind::Docker, true), (RuntimeKind::Podman, false)] {
+        let change = Change::RunProbe {
+            probe: container_probe(runtime, None),
+            record: RECORD.into(),
+            inputs: String::new(),
+            again: false,
+        };
+        let undo = machine.applier.capture(&change).await.unwrap();
+        let text = format!("{undo:?}");
+        assert_eq!(text.contains("RemoveImage"), has_image, "{text}");
+    }
+}
+
+/// The probe uses its own image only if none is configured.
+#[tokio::test]
+async fn cleanup_after_a_probe_in_an_image_removes_no_image() {
+    let machine = TestMachine::new();
+    machine.fakes.exec.on("docker", |_, _| ok(""));
+    let change = in_image(RuntimeKind::Docker, "registry/x:1");
+    let cleared = machine.applier.clear_validation(&change, &machine.sink);
+    cleared.await.unwrap();
+    let lines = machine.fakes.exec.lines();
+    assert!(!lines.is_empty());
+    assert!(
+        !lines.iter().any(|line| line.starts_with("docker image rm")),
         "{lines:?}"
     );
 }

@@ -10,7 +10,10 @@ use crate::{
     change::{Applier, ApplyChanges, Change, packages::WantedPackages},
     error::Report,
     exit::Exit,
-    host::files::{FreeSpace, Inodes},
+    host::{
+        fake::failed,
+        files::{FreeSpace, Inodes},
+    },
 };
 
 const GB: u64 = 1_000_000_000;
@@ -140,6 +143,14 @@ async fn dry_run_ignores_temporary_errors() {
     machine
         .applier
         .dry_run(&install(&["unknown"]))
+        .await
+        .unwrap();
+    // An earlier change of the run may repair this.
+    let error = "E: Unable to correct problems, you have held broken packages.";
+    (machine.fakes.exec).on("apt-get", move |_, _| failed(100, error));
+    machine
+        .applier
+        .dry_run(&install(&["docker.io"]))
         .await
         .unwrap();
 }

@@ -287,6 +287,18 @@ async fn docker_loads_a_runtime_without_a_restart() {
 }
 
 #[tokio::test]
+async fn docker_loads_a_default_runtime_without_a_restart() {
+    let machine = TestMachine::new();
+    docker(&machine, 3, false, "nvidia");
+    let mut change = nvidia();
+    if let Change::ConfigureRuntime { settings } = &mut change {
+        settings.default = true;
+    }
+    machine.apply(&change).await.unwrap();
+    assert_eq!(restarts(&machine), 0);
+}
+
+#[tokio::test]
 async fn restart_of_docker_never_stops_containers() {
     const NEVER: usize = 1_000_000;
     let machine = TestMachine::new();
