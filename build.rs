@@ -11,7 +11,7 @@ const TABLES: [&str; 7] = [
     "src/tools/cuda.toml",
     "src/tools/faults.toml",
     "src/tools/kernel_log.toml",
-    "src/tools/packages/package_faults.toml",
+    "src/tools/packages/package_failures.toml",
     "src/tools/xid.toml",
 ];
 

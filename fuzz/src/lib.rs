@@ -46,7 +46,7 @@ use gpu_bootstrap::{
         accounts, container_view, faults, initramfs, kernel_log, kmod, kubelet,
         kubernetes::{kubeconfig, kubectl, token},
         lspci, module_file, mounts, openpgp,
-        packages::{Fault, Manager},
+        packages::{FailureClass, Manager},
         prebuilt, sysctl, systemctl, toolkit,
     },
 };
@@ -565,7 +565,7 @@ pub fn texts(bytes: &[u8]) {
     let _ = initramfs::has_file(text, Utf8Path::new("/etc/modprobe.d/nvidia.conf"));
     let _ = dkms::version_in(text, "nvidia");
     let _ = dkms::parse_status(text);
-    let _ = Fault::Build.log_named_in(text);
+    let _ = FailureClass::Build.log_named_in(text);
     let _ = dkms::telling_line(text);
     let _ = dkms::program_of_override(text);
     let _ = (
@@ -664,7 +664,7 @@ fn packages(text: &str) {
         let _ = backend.parse_unfinished(text, &database);
         let _ = backend.parse_configuration(text);
         let _ = backend.failed_scripts(text);
-        let _ = backend.fault(text).hint_for(backend.name());
+        let _ = backend.failure_class(text).hint_for(backend.name());
         let _ = backend.telling_line(text);
         let _ = backend.first_reason(text);
         let _ = backend.preflight_issue(text);

@@ -9,7 +9,7 @@ use crate::{
     dkms,
     error::one_line,
     host::{Cmd, ExecError, FileKind, FilesError},
-    tools::{faults, initramfs, kmod, packages::Fault, prebuilt},
+    tools::{faults, initramfs, kmod, packages::FailureClass, prebuilt},
 };
 
 /// The polling interval while another DKMS is running.
@@ -385,8 +385,8 @@ impl Applier {
                 .await?;
         }
         let error = |log: Option<String>| ChangeError {
-            hint: Fault::Build.hint().map(str::to_owned),
-            ..ChangeError::new(Fault::Build.reason(), what.as_str()).telling(log)
+            hint: FailureClass::Build.hint().map(str::to_owned),
+            ..ChangeError::new(FailureClass::Build.reason(), what.as_str()).telling(log)
         };
         let versions = self.versions_to_build(&builds, module)?;
         let [version] = versions.as_slice() else {

@@ -346,8 +346,9 @@ async fn look(
     Ok(plugin.unwrap_or(report.exit))
 }
 
-/// Completes the inventory with the state of this machine. The journal may not exist, or may be readable only by root; its values
-/// are then unknown.
+/// Completes the inventory with the state of this machine. If the journal or a validation record cannot be read, for example
+/// because only root can read the directory of both, its values are unknown. `look` has then added the reason to the warnings
+/// (`engine::asked`).
 fn node_status(
     here: &Host,
     is_here: bool,

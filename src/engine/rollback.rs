@@ -34,7 +34,7 @@ use crate::{
     journal::{AppliedChange, Journal, Policy, Receipt, Record, RollbackStarted, Validated, fold},
     model::{id::StepId, version::DriverVersion},
     steps::{self, expected::ExpectedGpus},
-    tools::packages::Fault,
+    tools::packages::FailureClass,
 };
 
 /// The steps that validate a driver. If one of them fails after the driver was replaced, the driver is
@@ -178,7 +178,8 @@ fn failed_validation<'j>(jobs: impl Iterator<Item = &'j Job>) -> Option<String> 
                 Outcome::Blocked => "is blocked",
                 _ => return None,
             };
-            if job.id == steps::DRIVER_PACKAGES && end.reason != Some(Fault::Build.reason()) {
+            if job.id == steps::DRIVER_PACKAGES && end.reason != Some(FailureClass::Build.reason())
+            {
                 return None;
             }
             // The innermost cause is the most specific one.
@@ -198,7 +199,7 @@ fn failed_validation<'j>(jobs: impl Iterator<Item = &'j Job>) -> Option<String> 
 fn lacks_a_package(jobs: &[Job]) -> bool {
     (jobs.iter().filter(|job| VALIDATIONS.contains(&job.id)))
         .filter_map(|job| job.ended.as_ref())
-        .any(|end| end.reason == Some(Fault::NotFound.reason()))
+        .any(|end| end.reason == Some(FailureClass::NotFound.reason()))
 }
 
 /// The message if the settings abort a rollback.

@@ -82,7 +82,8 @@ pub(super) fn record(
     Ok(text.map(|text| ValidationRecord::parse(&text)))
 }
 
-/// Returns the time of the last successful validation of the GPUs, on the host or in a container. `None` if there is no record.
+/// Returns the time of the last successful validation of the GPUs, on the host or in a container. `None` if there is no record
+/// with a valid time.
 ///
 /// # Errors
 /// If a record cannot be read.

@@ -7,7 +7,7 @@ use crate::{
     error::{Report, attached},
     exit::Exit,
     host::{ExecError, FilesError},
-    tools::packages::Fault,
+    tools::packages::FailureClass,
 };
 
 /// The reason if a stop was requested during a wait. Nothing has failed, and no command was interrupted.
@@ -42,7 +42,7 @@ pub enum Class {
     #[default]
     Other,
     /// The package manager failed.
-    PackageManager(Fault),
+    PackageManager(FailureClass),
     /// No repository has a suitable version of the package with this name.
     NoVersion(String),
     /// The transaction would install a kernel that is not in the plan.

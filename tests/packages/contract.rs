@@ -303,7 +303,7 @@ impl Asking<'_> {
                 None => "succeeded".to_owned(),
             };
         }
-        format!("failed: {:?}{sources}", self.backend.fault(&words))
+        format!("failed: {:?}{sources}", self.backend.failure_class(&words))
     }
 
     async fn changed(&self, output: &Output) -> String {

@@ -11,7 +11,7 @@ use crate::{
     },
     facts::detection::carries_driver,
     model::{pattern, version::DriverVersion},
-    tools::packages::{Action, AvailablePackage, Backend, Fault, LowerBounds},
+    tools::packages::{Action, AvailablePackage, Backend, FailureClass, LowerBounds},
 };
 
 /// The actions that the plan approves.
@@ -46,8 +46,8 @@ pub(super) fn choose(
         let (package, wanted) = (&spec.name, spec.version.as_deref().unwrap_or("*"));
         let what = format!("find a version of `{package}` that matches `{wanted}`: {offered}");
         ChangeError {
-            hint: (Fault::NotFound.hint_for(backend.name())).map(str::to_owned),
-            ..ChangeError::blocked(Fault::NotFound.reason(), what)
+            hint: (FailureClass::NotFound.hint_for(backend.name())).map(str::to_owned),
+            ..ChangeError::blocked(FailureClass::NotFound.reason(), what)
                 .of(Class::NoVersion(package.clone()))
         }
     };
@@ -276,24 +276,24 @@ pub(super) fn same_version(
     Ok(())
 }
 
-/// If an error about unmet dependencies mentions held packages, adds a list of them and returns [`Fault::Held`]. The hold is
+/// If an error about unmet dependencies mentions held packages, adds a list of them and returns [`FailureClass::Held`]. The hold is
 /// the likely cause, but package managers do not report it.
 pub(super) fn name_held_packages(
-    fault: Fault,
+    class: FailureClass,
     told: String,
     held: &BTreeSet<String>,
-) -> (Fault, String) {
+) -> (FailureClass, String) {
     let words: BTreeSet<&str> = told.split_whitespace().collect();
     let named: Vec<&str> = held
         .iter()
         .map(String::as_str)
         .filter(|name| words.contains(name))
         .collect();
-    if fault != Fault::Unmet || named.is_empty() {
-        return (fault, told);
+    if class != FailureClass::Unmet || named.is_empty() {
+        return (class, told);
     }
     let text = format!("{told}\nheld: {}", named.join(", "));
-    (Fault::Held, text)
+    (FailureClass::Held, text)
 }
 
 #[cfg(test)]
@@ -350,13 +350,17 @@ mod tests {
         let told = "The following packages have unmet dependencies:\n libnvidia-container-tools : \
                     Depends: libnvidia-container1 (>= 1.20.1-1) but 1.10.0-1 is to be installed";
         let held = |name: &str| BTreeSet::from([name.to_owned()]);
-        let (fault, text) =
-            name_held_packages(Fault::Unmet, told.into(), &held("libnvidia-container1"));
-        assert_eq!(fault, Fault::Held);
+        let (class, text) = name_held_packages(
+            FailureClass::Unmet,
+            told.into(),
+            &held("libnvidia-container1"),
+        );
+        assert_eq!(class, FailureClass::Held);
         assert!(text.ends_with("\nheld: libnvidia-container1"), "{text}");
         // A held package is listed only if the error contains its complete name.
-        let (fault, text) = name_held_packages(Fault::Unmet, told.into(), &held("libnvidia"));
-        assert_eq!((fault, text.as_str()), (Fault::Unmet, told));
+        let (class, text) =
+            name_held_packages(FailureClass::Unmet, told.into(), &held("libnvidia"));
+        assert_eq!((class, text.as_str()), (FailureClass::Unmet, told));
     }
 
     fn spec(version: Option<&str>) -> PackageSpec {

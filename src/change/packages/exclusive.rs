@@ -6,13 +6,13 @@ use std::{sync::atomic::Ordering, time::Duration};
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-use super::of_fault;
+use super::of_class;
 use crate::{
     change::{Applier, ChangeError, Sink},
     error::one_line,
     host::ExecError,
     tools::{
-        packages::{Fault, locks},
+        packages::{FailureClass, locks},
         systemctl,
     },
 };
@@ -96,8 +96,8 @@ impl Applier {
                 let LockHolder { path, who } = holder;
                 return Err(ChangeError {
                     retryable: true,
-                    ..of_fault(
-                        Fault::Locked,
+                    ..of_class(
+                        FailureClass::Locked,
                         format!(
                             "wait for another package manager: after {waited} s {who} still holds `{path}`"
                         ),

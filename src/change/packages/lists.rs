@@ -9,7 +9,7 @@ use super::{has_failed, is_not_offered};
 use crate::{
     change::{Applier, ChangeError, Class, Sink},
     config::desired::{Desired, PackageSpec, Repository},
-    tools::packages::{Fault, Impact, SourceEntry, SourceFailure, TransactionRequest},
+    tools::packages::{FailureClass, Impact, SourceEntry, SourceFailure, TransactionRequest},
 };
 
 /// Whether the package lists were downloaded in this run, after the last repository was added.
@@ -99,7 +99,7 @@ impl Applier {
             Ok(Some(estimate)) => estimate,
             Ok(None) => return Ok(None),
             // No transaction is possible, regardless of its packages.
-            Err(error) if error.class == Class::PackageManager(Fault::Sources) => {
+            Err(error) if error.class == Class::PackageManager(FailureClass::Sources) => {
                 return Err(error);
             }
             Err(error) if has_failed(&error) => return Ok(None),

@@ -44,7 +44,7 @@ use crate::{
     change::{Applier, ChangeError, Class},
     config::desired::PackageSpec,
     host::{ExecError, Query, exec::tail},
-    tools::packages::{Action, Fault, HalfDone, Package, Settings, TransactionRequest},
+    tools::packages::{Action, FailureClass, HalfDone, Package, Settings, TransactionRequest},
 };
 
 /// Seconds that the package manager itself waits for its locks. Short, because gpu-bootstrap waits before it starts a package
@@ -81,7 +81,7 @@ impl Applier {
         };
         let names = names.join(", ");
         let what = format!("start a package transaction: {are} incomplete: {names}");
-        Err(of_fault(Fault::Interrupted, what))
+        Err(of_class(FailureClass::Interrupted, what))
     }
 
     async fn simulate(&self, request: &TransactionRequest<'_>) -> Result<Vec<Action>, ChangeError> {
@@ -181,7 +181,7 @@ impl Applier {
             if names.len() == 1 { "it" } else { "them" },
         );
         Err(ChangeError::blocked(
-            Fault::Held.reason(),
+            FailureClass::Held.reason(),
             format!(
                 "approve the package transaction: {names} must change, but a hold that \
                  gpu-bootstrap did not set keeps {them} unchanged"
@@ -213,14 +213,14 @@ impl Applier {
         ))
     }
 
-    /// Runs a query of the package manager. An error contains the [`Fault`] that the output shows.
+    /// Runs a query of the package manager. An error contains the [`FailureClass`] that the output shows.
     async fn ask(&self, what: &str, query: &Query) -> Result<String, ChangeError> {
-        let failed = |fault, said: &str, words, source| ChangeError {
-            hint: self.hint_about(fault, said),
-            ..failure(fault, what, self.short(source, query.cmd())).telling(words)
+        let failed = |class, said: &str, words, source| ChangeError {
+            hint: self.hint_about(class, said),
+            ..failure(class, what, self.short(source, query.cmd())).telling(words)
         };
         let output = (self.host.reader().query(query).await)
-            .map_err(|source| failed(Fault::Other, "", None, source))?;
+            .map_err(|source| failed(FailureClass::Other, "", None, source))?;
         if self.backend.has_answered(&output) {
             return Ok(output.stdout);
         }
@@ -228,21 +228,21 @@ impl Applier {
         let source = output.failure(query.cmd());
         // Unmet dependencies are listed on standard output. If the following diagnosis fails, its error is appended, so that it
         // does not hide the first error.
-        let fault = self.fault_in(&said);
+        let class = self.class_in(&said);
         let stdout = without_secrets(&output.stdout);
-        let diagnosis = match fault {
-            Fault::SignedBy => self.contradictions(),
+        let diagnosis = match class {
+            FailureClass::SignedBy => self.contradictions(),
             _ => Ok(self.backend.preflight_issue(&said)),
         };
         let text = diagnosis
             .unwrap_or_else(|second| Some(self.with_error(tail(&stdout), &second)))
             .unwrap_or_else(|| tail(&stdout));
-        let (fault, text) = match self.database().await {
-            Ok(database) => name_held_packages(fault, text, &held(&database)),
-            Err(second) => (fault, self.with_error(text, &second)),
+        let (class, text) = match self.database().await {
+            Ok(database) => name_held_packages(class, text, &held(&database)),
+            Err(second) => (class, self.with_error(text, &second)),
         };
         let text = Some(text).filter(|text| !text.is_empty());
-        Err(failed(fault, &said, text, source))
+        Err(failed(class, &said, text, source))
     }
 }
 
@@ -272,25 +272,25 @@ fn has_failed(error: &ChangeError) -> bool {
 fn is_unmet(error: &ChangeError) -> bool {
     matches!(
         error.class,
-        Class::PackageManager(Fault::Unmet | Fault::Held)
+        Class::PackageManager(FailureClass::Unmet | FailureClass::Held)
     )
 }
 
 /// An error with the reason and the hint of a package manager failure class.
-fn of_fault(fault: Fault, what: String) -> ChangeError {
+fn of_class(class: FailureClass, what: String) -> ChangeError {
     ChangeError {
-        hint: fault.hint().map(str::to_owned),
-        ..ChangeError::new(fault.reason(), what)
+        hint: class.hint().map(str::to_owned),
+        ..ChangeError::new(class.reason(), what)
     }
 }
 
 /// The error of a failed package manager.
-fn failure(fault: Fault, what: &str, source: ExecError) -> ChangeError {
+fn failure(class: FailureClass, what: &str, source: ExecError) -> ChangeError {
     ChangeError {
-        retryable: fault.is_transient() || fault.is_retryable(),
-        ..ChangeError::new(fault.reason(), what)
+        retryable: class.is_transient() || class.is_retryable(),
+        ..ChangeError::new(class.reason(), what)
             .caused_by(source)
-            .of(Class::PackageManager(fault))
+            .of(Class::PackageManager(class))
     }
 }
 

@@ -4,7 +4,7 @@ use super::{install::removals, run::Attempts};
 use crate::{
     change::{Applier, ChangeError, Class, Sink, Undo},
     host::{Cmd, FileKind},
-    tools::packages::{Action, Fault, Package, TransactionRequest},
+    tools::packages::{Action, FailureClass, Package, TransactionRequest},
 };
 
 /// The action in errors about an interrupted transaction.
@@ -28,7 +28,7 @@ impl Applier {
                 Ok(()) if self.half_done().await?.is_empty() => return Ok(()),
                 Ok(()) => {}
                 // The loop below adds missing dependencies. A failed script or build would fail again.
-                Err(error) if error.class == Class::PackageManager(Fault::Unmet) => {}
+                Err(error) if error.class == Class::PackageManager(FailureClass::Unmet) => {}
                 Err(error) => return Err(error),
             }
             let mut attempts = Attempts::new();
@@ -91,7 +91,8 @@ impl Applier {
                 }
                 // A power loss may have truncated the package lists.
                 Err(error)
-                    if error.reason == Fault::NotFound.reason() && !self.lists.are_fresh() =>
+                    if error.reason == FailureClass::NotFound.reason()
+                        && !self.lists.are_fresh() =>
                 {
                     self.update(sink).await?;
                 }
@@ -215,7 +216,7 @@ impl Applier {
             let name = (database.iter().find(is_it))
                 .map_or_else(|| package.clone(), |one| one.name.clone());
             let error = ChangeError::blocked(
-                Fault::NotFound.reason(),
+                FailureClass::NotFound.reason(),
                 format!(
                     "complete the interrupted transaction: no repository has `{package}`, and some \
                      of its scripts did not run"

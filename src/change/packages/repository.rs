@@ -10,7 +10,7 @@ use crate::{
     model::packages::KEY_FILE,
     tools::{
         openpgp::{self, Key, KeyFile},
-        packages::{Backend, Fault, SourceEntry, contradictions},
+        packages::{Backend, FailureClass, SourceEntry, contradictions},
     },
 };
 
@@ -196,7 +196,7 @@ impl Applier {
             .unless_stopped("download the key", self.host.http.get(url, KEY_LIMIT))
             .await?
             .map_err(|source| ChangeError {
-                hint: Fault::Network.hint().map(str::to_owned),
+                hint: FailureClass::Network.hint().map(str::to_owned),
                 retryable: source.is_retryable(),
                 ..ChangeError::new(
                     "key-fetch",

@@ -11,7 +11,7 @@ use crate::{
     error::one_line,
     host::{Cmd, ExecError, Output, Stream, exec::tail},
     model::secret::{without_logins, without_secret_lines},
-    tools::packages::{Action, Exclusion, Fault, Impact, SourceFailure},
+    tools::packages::{Action, Exclusion, FailureClass, Impact, SourceFailure},
 };
 
 /// Pauses between attempts after a transient failure.
@@ -107,7 +107,7 @@ impl Applier {
                 }
             }
             // A proxy cache may contain older lists than the mirror, so bypass it.
-            if self.wait_if_transient(&mut attempts, error, sink).await? == Fault::Stale {
+            if self.wait_if_transient(&mut attempts, error, sink).await? == FailureClass::Stale {
                 refresh = self.backend.refresh(&self.settings(), true);
             }
         }
@@ -161,7 +161,7 @@ impl Applier {
         error: ChangeError,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        if self.wait_if_transient(attempts, error, sink).await? == Fault::Stale {
+        if self.wait_if_transient(attempts, error, sink).await? == FailureClass::Stale {
             let refresh = self.backend.refresh(&self.settings(), true);
             while let Err(error) = self.fetch_lists_once(&refresh, sink).await {
                 self.wait_if_transient(attempts, error, sink).await?;
@@ -175,20 +175,20 @@ impl Applier {
         attempts: &mut Attempts,
         error: ChangeError,
         sink: &dyn Sink,
-    ) -> Result<Fault, ChangeError> {
-        let Class::PackageManager(fault) = error.class else {
+    ) -> Result<FailureClass, ChangeError> {
+        let Class::PackageManager(class) = error.class else {
             return Err(error);
         };
-        let (true, Some(pause)) = (fault.is_transient(), attempts.0.next()) else {
+        let (true, Some(pause)) = (class.is_transient(), attempts.0.next()) else {
             return Err(error);
         };
         sink.retry(&self.sentence(&error), pause.as_secs_f64());
         self.pause_for(*pause, "wait before another attempt")
             .await?;
-        if fault == Fault::Locked {
+        if class == FailureClass::Locked {
             self.wait_for_locks(sink).await?;
         }
-        Ok(fault)
+        Ok(class)
     }
 
     /// Runs a command once. `stages` is the number of stages that it will print, or 0 if unknown, see
@@ -277,7 +277,8 @@ impl Applier {
                 }
             })
             .await;
-        let output = ran.map_err(|source| failure(Fault::Other, what, self.short(source, cmd)))?;
+        let output =
+            ran.map_err(|source| failure(FailureClass::Other, what, self.short(source, cmd)))?;
         Ok(Output {
             status: output.status,
             stdout: without_secrets(&output.stdout),
@@ -296,39 +297,39 @@ impl Applier {
 
     /// The error of a command, with its class and an explanation.
     fn failed(&self, what: &str, source: ExecError, words: &str) -> ChangeError {
-        let fault = self.fault_in(words);
-        let attachment = self.attachment(fault, words);
+        let class = self.class_in(words);
+        let attachment = self.attachment(class, words);
         ChangeError {
-            hint: self.hint_about(fault, words),
+            hint: self.hint_about(class, words),
             words: attachment.filter(|text| !already_contains(&source, text)),
-            ..failure(fault, what, source)
+            ..failure(class, what, source)
         }
     }
 
     /// The failure class of the output. A filesystem without inodes has the same error number as a full one.
-    pub(super) fn fault_in(&self, words: &str) -> Fault {
-        match self.backend.fault(words) {
-            Fault::NoSpace if !self.without_inodes().is_empty() => Fault::Inodes,
-            fault => fault,
+    pub(super) fn class_in(&self, words: &str) -> FailureClass {
+        match self.backend.failure_class(words) {
+            FailureClass::NoSpace if !self.without_inodes().is_empty() => FailureClass::Inodes,
+            class => class,
         }
     }
 
     /// The remedy for this failure. For a signature or network error, it also contains the unusable keyrings or the proxies in
     /// the package manager's configuration, because the package manager's error messages often do not.
-    pub(super) fn hint_about(&self, fault: Fault, words: &str) -> Option<String> {
+    pub(super) fn hint_about(&self, class: FailureClass, words: &str) -> Option<String> {
         if let Some(remedy) = self.backend.remedy(words) {
             return Some(remedy.to_owned());
         }
-        let hint = fault.hint_for(self.backend.name()).map(str::to_owned);
+        let hint = class.hint_for(self.backend.name()).map(str::to_owned);
         let files = &*self.host.files;
-        let found = match fault {
-            Fault::Inodes => {
+        let found = match class {
+            FailureClass::Inodes => {
                 let remedies = self.without_inodes();
                 return Some(remedies.join("; "))
                     .filter(|text| !text.is_empty())
                     .or(hint);
             }
-            Fault::Network => self.backend.proxies(files).map(|lines| {
+            FailureClass::Network => self.backend.proxies(files).map(|lines| {
                 (lines.into_iter())
                     .map(|line| {
                         format!(
@@ -338,7 +339,7 @@ impl Applier {
                     })
                     .collect()
             }),
-            Fault::Key => self.backend.source_issues(files).map(|issues| {
+            FailureClass::Key => self.backend.source_issues(files).map(|issues| {
                 (issues.into_iter())
                     .filter(|issue| matches!(issue.impact, Impact::Source | Impact::Lacking))
                     .map(|issue| format!("{}: {}", issue.why, issue.remedy))
@@ -362,7 +363,12 @@ impl Applier {
     pub(super) fn name_exclusions(&self, mut error: ChangeError, specs: &[&str]) -> ChangeError {
         let concerned: Vec<String> = match &error.class {
             Class::NoVersion(package) => vec![package.clone()],
-            Class::PackageManager(Fault::Held | Fault::NotFound | Fault::Unmet | Fault::Other) => {
+            Class::PackageManager(
+                FailureClass::Held
+                | FailureClass::NotFound
+                | FailureClass::Unmet
+                | FailureClass::Other,
+            ) => {
                 let said = error.source.as_ref().map(ToString::to_string);
                 let said = [error.words.clone(), said]
                     .map(Option::unwrap_or_default)
@@ -392,14 +398,17 @@ impl Applier {
 
     /// Additional text for the user: the compiler errors, or the line with the failure. An error of this diagnosis is appended,
     /// so that it does not hide the first error.
-    fn attachment(&self, fault: Fault, words: &str) -> Option<String> {
-        let diagnosis = match fault {
-            Fault::Build => match fault.log_named_in(words) {
+    fn attachment(&self, class: FailureClass, words: &str) -> Option<String> {
+        let diagnosis = match class {
+            FailureClass::Build => match class.log_named_in(words) {
                 Some(path) => self.log_tail(&path),
                 None => Ok(Some(tail(words))),
             },
-            Fault::SignedBy => self.contradictions(),
-            Fault::Script | Fault::Unmet | Fault::NotFound | Fault::Other => {
+            FailureClass::SignedBy => self.contradictions(),
+            FailureClass::Script
+            | FailureClass::Unmet
+            | FailureClass::NotFound
+            | FailureClass::Other => {
                 Ok((self.backend.preflight_issue(words)).or_else(|| Some(tail(words))))
             }
             _ => Ok(self.backend.telling_line(words).map(str::to_owned)),
@@ -471,7 +480,7 @@ fn already_contains(error: &ExecError, words: &str) -> bool {
 }
 
 fn is_network(error: &ChangeError) -> bool {
-    error.class == Class::PackageManager(Fault::Network)
+    error.class == Class::PackageManager(FailureClass::Network)
 }
 
 /// The number of stages that a transaction will print. An installed or upgraded package is unpacked and then configured.

@@ -7,7 +7,7 @@ use crate::{
     model::text::bytes,
     tools::{
         mounts,
-        packages::{Estimate, Fault, TransactionRequest},
+        packages::{Estimate, FailureClass, TransactionRequest},
     },
 };
 
@@ -90,7 +90,7 @@ impl Applier {
         }
         let clean = self.backend.commands().clean;
         Err(ChangeError::blocked(
-            Fault::NoSpace.reason(),
+            FailureClass::NoSpace.reason(),
             format!("find space for the packages: {}", short.join("; ")),
         )
         .advice(format!(

@@ -7,7 +7,7 @@ use crate::{
         exec::Status,
         fake::{FakeFiles, ok},
     },
-    tools::packages::Fault,
+    tools::packages::FailureClass,
 };
 
 pub(super) const OWNED: &str = "/var/lib/rpm/owned";
@@ -33,15 +33,17 @@ pub(super) fn row(name: &str, from: Option<&str>, to: Option<&str>) -> String {
 }
 
 /// Output that shows a failure class.
-pub(super) fn words(fault: Fault, what: &str) -> String {
-    let sign = match fault {
-        Fault::Locked => "RPMDB already locked by 812",
-        Fault::NoSpace => "Error: Curl error (23): Failed writing received data to disk",
-        Fault::Stale => "  - Status code: 404 for http://x/runc.rpm (IP: 192.0.2.1)",
-        Fault::Network => "  - Curl error (28): Timeout was reached for http://x/a.rpm",
-        Fault::NotFound => "Error: Unable to find a match: a",
-        Fault::Held => "All matches were filtered out by exclude filtering for argument: a",
-        Fault::Script => "Error in PREIN scriptlet in rpm package a\nError: Transaction failed",
+pub(super) fn words(class: FailureClass, what: &str) -> String {
+    let sign = match class {
+        FailureClass::Locked => "RPMDB already locked by 812",
+        FailureClass::NoSpace => "Error: Curl error (23): Failed writing received data to disk",
+        FailureClass::Stale => "  - Status code: 404 for http://x/runc.rpm (IP: 192.0.2.1)",
+        FailureClass::Network => "  - Curl error (28): Timeout was reached for http://x/a.rpm",
+        FailureClass::NotFound => "Error: Unable to find a match: a",
+        FailureClass::Held => "All matches were filtered out by exclude filtering for argument: a",
+        FailureClass::Script => {
+            "Error in PREIN scriptlet in rpm package a\nError: Transaction failed"
+        }
         _ => "Error: ",
     };
     format!("{sign}\n{what}")

@@ -46,8 +46,8 @@ impl Kind {
     pub(super) fn failed(self, status: i32, words: &str) -> Output {
         match self {
             Self::Apt => failed(status, words),
-            Self::Dnf => failed(1, dnf::words(apt().fault(words), words)),
-            Self::Tiny => failed(status, tiny::words(apt().fault(words), words)),
+            Self::Dnf => failed(1, dnf::words(apt().failure_class(words), words)),
+            Self::Tiny => failed(status, tiny::words(apt().failure_class(words), words)),
         }
     }
 

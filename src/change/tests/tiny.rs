@@ -12,7 +12,7 @@ use crate::{
     host::{Cmd, FilesError, Query, ReadFiles, Reader},
     model::packages::Repository,
     tools::packages::{
-        Action, AvailablePackage, Backend, Commands, Database, DatabaseError, Fault, Mark,
+        Action, AvailablePackage, Backend, Commands, Database, DatabaseError, FailureClass, Mark,
         Messages, Offers, Package, PackageCondition, Removals, Settings, Sources,
         TransactionRequest, Transactions,
     },
@@ -44,8 +44,8 @@ pub(super) fn line(name: &str, package: &Installed) -> String {
 }
 
 /// The output of a failure: the class as a word, then a description.
-pub(super) fn words(fault: Fault, what: &str) -> String {
-    format!("failed({}): {what}", fault.reason())
+pub(super) fn words(class: FailureClass, what: &str) -> String {
+    format!("failed({}): {what}", class.reason())
 }
 
 fn lines(files: &dyn ReadFiles) -> Result<Vec<Vec<String>>, FilesError> {
@@ -268,20 +268,20 @@ impl Messages for Tiny {
         format!("tiny perform as-approved install {}", packages.join(" "))
     }
 
-    fn fault(&self, output: &str) -> Fault {
-        const KNOWN: [Fault; 8] = [
-            Fault::Locked,
-            Fault::NoSpace,
-            Fault::Stale,
-            Fault::Network,
-            Fault::NotFound,
-            Fault::Held,
-            Fault::Moved,
-            Fault::Build,
+    fn failure_class(&self, output: &str) -> FailureClass {
+        const KNOWN: [FailureClass; 8] = [
+            FailureClass::Locked,
+            FailureClass::NoSpace,
+            FailureClass::Stale,
+            FailureClass::Network,
+            FailureClass::NotFound,
+            FailureClass::Held,
+            FailureClass::Moved,
+            FailureClass::Build,
         ];
         (KNOWN.into_iter())
-            .find(|fault| output.contains(&format!("failed({})", fault.reason())))
-            .unwrap_or(Fault::Other)
+            .find(|class| output.contains(&format!("failed({})", class.reason())))
+            .unwrap_or(FailureClass::Other)
     }
 
     fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str> {

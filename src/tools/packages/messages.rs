@@ -1,6 +1,6 @@
 //! The messages of a package manager: failures, progress, and the commands in our remedies.
 
-use super::{Commands, Fault, Package, SourceFailure};
+use super::{Commands, FailureClass, Package, SourceFailure};
 use crate::host::Output;
 
 /// The output of the package manager, and the texts of hints.
@@ -25,7 +25,7 @@ pub trait Messages {
     }
 
     /// Returns the failure class of an output.
-    fn fault(&self, output: &str) -> Fault;
+    fn failure_class(&self, output: &str) -> FailureClass;
 
     /// Returns the remedy of a failure, if its message is more specific than its class.
     fn remedy(&self, _output: &str) -> Option<&'static str> {

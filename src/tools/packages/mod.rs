@@ -5,7 +5,7 @@
 //!
 //! 1. Add a directory here with a type that implements [`Backend`] in `mod.rs`, and each topic in a separate file: [`Database`]
 //!    in `database.rs`, [`Sources`] in `sources.rs`, [`Offers`] in `offers.rs`, [`Transactions`] in `commands.rs`, and
-//!    [`Messages`] in `faults.rs`. Only the methods without a default are required. The parsers are functions of `&str`, with a
+//!    [`Messages`] in `failures.rs`. Only the methods without a default are required. The parsers are functions of `&str`, with a
 //!    test that no text makes them panic (`reads_any_text`).
 //! 2. In this file, add its `mod`, a variant of [`Manager`], its entry in `ALL`, and its arm in `backend()`. Add the names of
 //!    its programs to `NAMES` in `tests/layers.rs`. Profiles can now use `manager = "NAME"`. `src/change/packages` is the same
@@ -17,7 +17,7 @@
 mod apt;
 mod database;
 pub(super) mod dnf;
-mod fault;
+mod failure_class;
 pub mod locks;
 mod messages;
 mod offers;
@@ -31,7 +31,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use database::Database;
-pub use fault::Fault;
+pub use failure_class::FailureClass;
 pub use messages::Messages;
 pub use offers::Offers;
 pub use sources::Sources;

@@ -5,7 +5,7 @@ mod commands;
 mod database;
 mod estimate;
 mod exclusions;
-mod faults;
+mod failures;
 mod lists;
 mod marks;
 mod offers;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Dnf, agents, faults, generation, history, interruption, transaction};
+use super::{Dnf, agents, failures, generation, history, interruption, transaction};
 use crate::{
     host::{Cmd, FilesError, Output, Query, ReadFiles},
     model::secret::Secret,
@@ -270,7 +270,7 @@ impl Transactions for Dnf {
     /// The exit status of the dnf shell is 0 even if one of its commands failed.
     fn has_succeeded(&self, output: &Output) -> bool {
         output.ok()
-            && !faults::has_error(&output.stderr)
+            && !failures::has_error(&output.stderr)
             && !transaction::has_problem(&output.stdout)
     }
 

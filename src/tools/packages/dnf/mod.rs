@@ -4,7 +4,7 @@ mod agents;
 mod commands;
 pub(in crate::tools) mod database;
 mod exclusions;
-mod faults;
+mod failures;
 mod generation;
 mod history;
 mod interruption;

@@ -2,7 +2,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{CACHE, Dnf, commands, faults};
+use super::{CACHE, Dnf, commands, failures};
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles},
     tools::packages::{AvailablePackage, Contents, Offers, Settings},
@@ -28,7 +28,7 @@ impl Offers for Dnf {
         files: &dyn ReadFiles,
         output: &str,
     ) -> Result<Vec<Utf8PathBuf>, FilesError> {
-        let repositories = faults::unreadable(output);
+        let repositories = failures::unreadable(output);
         if repositories.is_empty() {
             return Ok(Vec::new());
         }

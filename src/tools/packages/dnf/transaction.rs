@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use super::{database::id_of, faults::is_of_a_repository, sizes};
+use super::{database::id_of, failures::is_of_a_repository, sizes};
 use crate::tools::packages::{Action, Estimate, Package};
 
 /// The effect on the packages of a section.

@@ -7,22 +7,22 @@ use serde::Deserialize;
 
 use crate::model::text::built_in;
 
-static TABLE: LazyLock<Vec<FaultRow>> = LazyLock::new(|| {
-    let table: FaultTable =
-        built_in("package_faults").expect("the built-in table is valid, as a test checks");
-    table.fault
+static TABLE: LazyLock<Vec<Row>> = LazyLock::new(|| {
+    let table: Table =
+        built_in("package_failures").expect("the built-in table is valid, as a test checks");
+    table.class
 });
 
 #[derive(Deserialize)]
-struct FaultTable {
-    fault: Vec<FaultRow>,
+struct Table {
+    class: Vec<Row>,
 }
 
-/// An entry of the table `package_faults.toml`. That file explains the fields.
+/// An entry of the table `package_failures.toml`. That file explains the fields.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FaultRow {
-    fault: Fault,
+struct Row {
+    class: FailureClass,
     reason: String,
     hint: Option<String>,
     #[serde(default)]
@@ -38,10 +38,10 @@ struct LogPath {
     name: String,
 }
 
-/// A failure class. Its reason and hints are in `package_faults.toml`.
+/// A failure class. Its reason and hints are in `package_failures.toml`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Fault {
+pub enum FailureClass {
     /// Another process holds a lock of the package manager.
     Locked,
     /// An earlier run of the package manager was interrupted.
@@ -94,7 +94,7 @@ pub enum Fault {
     Other,
 }
 
-impl Fault {
+impl FailureClass {
     /// Whether a retry may succeed without user action.
     pub fn is_transient(self) -> bool {
         matches!(
@@ -135,12 +135,12 @@ impl Fault {
             .map(Utf8PathBuf::from)
     }
 
-    fn row(self) -> &'static FaultRow {
-        let row = TABLE.iter().find(|row| row.fault == self);
+    fn row(self) -> &'static Row {
+        let row = TABLE.iter().find(|row| row.class == self);
         row.expect("a test checks that each class has an entry")
     }
 
-    /// Returns [`Fault::Build`] if the output contains the path of a DKMS build log, which is printed if a module build fails.
+    /// Returns [`FailureClass::Build`] if the output contains the path of a DKMS build log, which is printed if a module build fails.
     /// Keeps classes such as a full disk, because they can also be the cause of a failed build.
     pub(super) fn or_build(self, output: &str) -> Self {
         match self {
@@ -157,11 +157,11 @@ mod tests {
 
     #[test]
     fn each_class_has_its_entry() {
-        assert_eq!(TABLE.len(), Fault::Other as usize + 1);
+        assert_eq!(TABLE.len(), FailureClass::Other as usize + 1);
         for (at, row) in TABLE.iter().enumerate() {
-            assert_eq!(row.fault as usize, at, "{:?}", row.fault);
+            assert_eq!(row.class as usize, at, "{:?}", row.class);
             // Unknown failures have no hint.
-            assert_eq!(row.hint.is_none(), row.fault == Fault::Other);
+            assert_eq!(row.hint.is_none(), row.class == FailureClass::Other);
         }
     }
 
@@ -170,10 +170,10 @@ mod tests {
         let text = "Building module:\nBad return status for module build on kernel: 6.1.0-44-amd64 (x86_64)\n\
                     Consult /var/lib/dkms/nvidia-current/535.261.03/build/make.log for more information.\n";
         assert_eq!(
-            Fault::Build.log_named_in(text).as_deref(),
+            FailureClass::Build.log_named_in(text).as_deref(),
             Some("/var/lib/dkms/nvidia-current/535.261.03/build/make.log".into())
         );
-        assert_eq!(Fault::Build.log_named_in("all is well"), None);
+        assert_eq!(FailureClass::Build.log_named_in("all is well"), None);
     }
 
     #[test]
@@ -182,9 +182,9 @@ mod tests {
             ("apt", "`update-ca-certificates`"),
             ("dnf", "`update-ca-trust`"),
         ] {
-            let hint = Fault::Certificate.hint_for(manager).expect("a hint");
+            let hint = FailureClass::Certificate.hint_for(manager).expect("a hint");
             assert!(hint.contains(command), "{hint}");
         }
-        assert_eq!(Fault::Key.hint_for("apt"), Fault::Key.hint());
+        assert_eq!(FailureClass::Key.hint_for("apt"), FailureClass::Key.hint());
     }
 }

@@ -3,81 +3,113 @@
 use super::{Dnf, generation::NO_LOCKS, progress};
 use crate::{
     host::Output,
-    tools::packages::{Commands, Fault, Messages, Package, SourceFailure, messages::with_details},
+    tools::packages::{
+        Commands, FailureClass, Messages, Package, SourceFailure, messages::with_details,
+    },
 };
 
 /// Parts of one output line and their class. The first match is used, so causes precede their consequences.
-const SIGNS: &[(&[&str], Fault)] = &[
-    (&["already locked by "], Fault::Locked),
-    (&["Failed to obtain the transaction lock"], Fault::Locked),
-    (&["can't create transaction lock"], Fault::Locked),
-    (&["Could not run transaction", "lock"], Fault::Locked),
-    (&["No space left on device"], Fault::NoSpace),
-    (&["Disk quota exceeded"], Fault::Quota),
-    (&["[Errno 30] Read-only file system"], Fault::ReadOnly),
-    (&["cpio: ", "Read-only file system"], Fault::ReadOnly),
-    (&["File too large"], Fault::FileSize),
+const SIGNS: &[(&[&str], FailureClass)] = &[
+    (&["already locked by "], FailureClass::Locked),
+    (
+        &["Failed to obtain the transaction lock"],
+        FailureClass::Locked,
+    ),
+    (&["can't create transaction lock"], FailureClass::Locked),
+    (&["Could not run transaction", "lock"], FailureClass::Locked),
+    (&["No space left on device"], FailureClass::NoSpace),
+    (&["Disk quota exceeded"], FailureClass::Quota),
+    (
+        &["[Errno 30] Read-only file system"],
+        FailureClass::ReadOnly,
+    ),
+    (&["cpio: ", "Read-only file system"], FailureClass::ReadOnly),
+    (&["File too large"], FailureClass::FileSize),
     // CURLE_WRITE_ERROR of curl: received data could not be written.
-    (&["Curl error (23)"], Fault::NoSpace),
-    (&["more space needed on the", "filesystem"], Fault::NoSpace),
+    (&["Curl error (23)"], FailureClass::NoSpace),
+    (
+        &["more space needed on the", "filesystem"],
+        FailureClass::NoSpace,
+    ),
     // rpm, `lib/rpmprob.cc`, RPMPROB_DISKNODES.
-    (&["needs", " inodes on the ", "filesystem"], Fault::Inodes),
-    (&["needs", "on the", "filesystem"], Fault::NoSpace),
-    (&["rpmdb", "DB_RUNRECOVERY"], Fault::Interrupted),
-    (&["error: rpmdb: damaged"], Fault::Interrupted),
+    (
+        &["needs", " inodes on the ", "filesystem"],
+        FailureClass::Inodes,
+    ),
+    (&["needs", "on the", "filesystem"], FailureClass::NoSpace),
+    (&["rpmdb", "DB_RUNRECOVERY"], FailureClass::Interrupted),
+    (&["error: rpmdb: damaged"], FailureClass::Interrupted),
     // curl: the certificate of the server is not trusted (60), or a local certificate cannot be loaded (58, 77).
-    (&["Curl error (60)"], Fault::Certificate),
-    (&["Curl error (58)"], Fault::Certificate),
-    (&["Curl error (77)"], Fault::Certificate),
-    (&["repomd.xml GPG signature verification error"], Fault::Key),
-    (&["GPG signature is not available"], Fault::Key),
-    (&["is not signed"], Fault::Key),
-    (&["they are not correct for this package"], Fault::Key),
-    (&["Public key for", "is not installed"], Fault::Key),
-    (&["Key import failed"], Fault::Key),
-    (&["Problem opening package"], Fault::Key),
-    (&["GPG check FAILED"], Fault::Key),
-    (&["Status code: 429"], Fault::Network),
-    (&["Status code: 50"], Fault::Network),
-    (&["Status code: 40", "/repomd.xml (IP"], Fault::Missing),
-    (&["Status code: 401"], Fault::Missing),
-    (&["Status code: 403"], Fault::Missing),
+    (&["Curl error (60)"], FailureClass::Certificate),
+    (&["Curl error (58)"], FailureClass::Certificate),
+    (&["Curl error (77)"], FailureClass::Certificate),
+    (
+        &["repomd.xml GPG signature verification error"],
+        FailureClass::Key,
+    ),
+    (&["GPG signature is not available"], FailureClass::Key),
+    (&["is not signed"], FailureClass::Key),
+    (
+        &["they are not correct for this package"],
+        FailureClass::Key,
+    ),
+    (&["Public key for", "is not installed"], FailureClass::Key),
+    (&["Key import failed"], FailureClass::Key),
+    (&["Problem opening package"], FailureClass::Key),
+    (&["GPG check FAILED"], FailureClass::Key),
+    (&["Status code: 429"], FailureClass::Network),
+    (&["Status code: 50"], FailureClass::Network),
+    (
+        &["Status code: 40", "/repomd.xml (IP"],
+        FailureClass::Missing,
+    ),
+    (&["Status code: 401"], FailureClass::Missing),
+    (&["Status code: 403"], FailureClass::Missing),
     // The mirror does not have a file in the signed index, or has another version of it.
-    (&["Status code: 404"], Fault::Stale),
-    (&["checksum doesn't match"], Fault::Stale),
-    (&["due to \"--cacheonly\" option"], Fault::Stale),
-    (&["has incorrect checksum"], Fault::Stale),
-    (&["Curl error ("], Fault::Network),
+    (&["Status code: 404"], FailureClass::Stale),
+    (&["checksum doesn't match"], FailureClass::Stale),
+    (&["due to \"--cacheonly\" option"], FailureClass::Stale),
+    (&["has incorrect checksum"], FailureClass::Stale),
+    (&["Curl error ("], FailureClass::Network),
     (
         &["Cannot download, all mirrors were already tried"],
-        Fault::Network,
+        FailureClass::Network,
     ),
-    (&["Cannot prepare internal mirrorlist"], Fault::Network),
-    (&["Failed to download metadata for repo"], Fault::Network),
-    (&[NO_KEY], Fault::Sources),
-    (&["failed loading '", ".repo'"], Fault::Sources),
-    (&["Parsing file", "failed"], Fault::Sources),
-    (&["filtered out by exclude filtering"], Fault::Held),
-    (&["is filtered out by exclude filtering"], Fault::Held),
+    (
+        &["Cannot prepare internal mirrorlist"],
+        FailureClass::Network,
+    ),
+    (
+        &["Failed to download metadata for repo"],
+        FailureClass::Network,
+    ),
+    (&[NO_KEY], FailureClass::Sources),
+    (&["failed loading '", ".repo'"], FailureClass::Sources),
+    (&["Parsing file", "failed"], FailureClass::Sources),
+    (&["filtered out by exclude filtering"], FailureClass::Held),
+    (
+        &["is filtered out by exclude filtering"],
+        FailureClass::Held,
+    ),
     // Without `for argument`, such a line is only one of the reasons why a problem has no solution.
     (
         &["filtered out by modular filtering for argument"],
-        Fault::NotFound,
+        FailureClass::NotFound,
     ),
-    (&["Unable to find a match"], Fault::NotFound),
-    (&["No match for argument"], Fault::NotFound),
-    (&["missing groups or modules"], Fault::NotFound),
-    (&["not available."], Fault::NotFound),
+    (&["Unable to find a match"], FailureClass::NotFound),
+    (&["No match for argument"], FailureClass::NotFound),
+    (&["missing groups or modules"], FailureClass::NotFound),
+    (&["not available."], FailureClass::NotFound),
     (
         &["Bad return status for module build on kernel"],
-        Fault::Build,
+        FailureClass::Build,
     ),
-    (&["Transaction test error"], Fault::Unmet),
-    (&["conflicts with file from package"], Fault::Unmet),
-    (&["Problem: "], Fault::Unmet),
-    (&["Problem 1: "], Fault::Unmet),
-    (&["scriptlet in rpm package"], Fault::Script),
-    (&["scriptlet failed, exit status"], Fault::Script),
+    (&["Transaction test error"], FailureClass::Unmet),
+    (&["conflicts with file from package"], FailureClass::Unmet),
+    (&["Problem: "], FailureClass::Unmet),
+    (&["Problem 1: "], FailureClass::Unmet),
+    (&["scriptlet in rpm package"], FailureClass::Script),
+    (&["scriptlet failed, exit status"], FailureClass::Script),
 ];
 
 /// Prefix of the line about an enabled repository that verifies packages but has no key configured. dnf then installs nothing
@@ -85,10 +117,10 @@ const SIGNS: &[(&[&str], Fault)] = &[
 /// tested with dnf 4.14).
 const NO_KEY: &str = "Problem repository: [";
 
-fn sign_in(text: &str) -> Option<(&str, Fault)> {
-    SIGNS.iter().find_map(|(parts, fault)| {
+fn sign_in(text: &str) -> Option<(&str, FailureClass)> {
+    SIGNS.iter().find_map(|(parts, class)| {
         let shows = |line: &&str| parts.iter().all(|part| line.contains(part));
-        Some((text.lines().find(shows)?.trim(), *fault))
+        Some((text.lines().find(shows)?.trim(), *class))
     })
 }
 
@@ -161,8 +193,8 @@ impl Messages for Dnf {
         Some(format!("dnf {options}distro-sync {}", package.name))
     }
 
-    fn fault(&self, output: &str) -> Fault {
-        (sign_in(output).map_or(Fault::Other, |(_, fault)| fault)).or_build(output)
+    fn failure_class(&self, output: &str) -> FailureClass {
+        (sign_in(output).map_or(FailureClass::Other, |(_, class)| class)).or_build(output)
     }
 
     fn remedy(&self, output: &str) -> Option<&'static str> {
@@ -299,18 +331,18 @@ mod tests {
     #[test]
     fn each_repository_failure_has_its_class() {
         for (repository, expected) in [
-            ("badsig", Fault::Key),
-            ("nosig", Fault::Key),
-            ("wrongkey", Fault::Key),
-            ("half", Fault::Stale),
-            ("torn", Fault::Stale),
-            ("noname", Fault::Network),
+            ("badsig", FailureClass::Key),
+            ("nosig", FailureClass::Key),
+            ("wrongkey", FailureClass::Key),
+            ("half", FailureClass::Stale),
+            ("torn", FailureClass::Stale),
+            ("noname", FailureClass::Network),
         ] {
             let text = about(repository);
             assert!(text.contains("Failed to download metadata"), "{repository}");
-            assert_eq!(Dnf.fault(&text), expected, "{repository}: {text}");
+            assert_eq!(Dnf.failure_class(&text), expected, "{repository}: {text}");
         }
-        assert_eq!(Dnf.fault(DEAD), Fault::Missing);
+        assert_eq!(Dnf.failure_class(DEAD), FailureClass::Missing);
     }
 
     #[test]
@@ -319,7 +351,7 @@ mod tests {
         let text = "\nYou have enabled checking of packages via GPG keys. This is a good thing.\nHowever, you do not have any \
                     GPG public keys installed.\n\nProblem repository: [dead]\nbaseurl: http://127.0.0.1:9/dead/\ngpgcheck: \
                     1\ngpgkey: \nname: dead\npassword: \nusername: \n";
-        assert_eq!(Dnf.fault(text), Fault::Sources);
+        assert_eq!(Dnf.failure_class(text), FailureClass::Sources);
         assert_eq!(Dnf.telling_line(text), Some("Problem repository: [dead]"));
         assert_eq!(Dnf.first_reason(text), Dnf.telling_line(text));
         assert_eq!(Dnf.preflight_issue(text).as_deref(), Dnf.telling_line(text));
@@ -350,48 +382,48 @@ mod tests {
     fn dnf_4_14_failures_have_their_class() {
         for (text, expected) in rows! {
             "RPMDB already locked by 20994\n  The application with PID 20994 is: dnf\n",
-                Fault::Locked;
+                FailureClass::Locked;
             "Package unsigned-package-1-1.x86_64.rpm is not signed\nError: GPG check FAILED\n",
-                Fault::Key;
+                FailureClass::Key;
             "The GPG keys listed for the \"faults\" repository are already installed but they \
-             are not correct for this package.\nError: GPG check FAILED\n", Fault::Key;
+             are not correct for this package.\nError: GPG check FAILED\n", FailureClass::Key;
             "Error: Error downloading packages:\n  huge-1-1.x86_64: Download failed: Curl \
              error (23): Failed writing received data to disk/application for http://x/a.rpm\n",
-                Fault::NoSpace;
+                FailureClass::NoSpace;
             "Consult /var/lib/dkms/nvidia/580.95.05/build/make.log for more information.\n\
-             [Errno 28] No space left on device\n", Fault::NoSpace;
+             [Errno 28] No space left on device\n", FailureClass::NoSpace;
             "Error: Transaction test error:\n  installing package huge-1-1.x86_64 needs 58MB \
-             more space on the /usr filesystem\n", Fault::NoSpace;
+             more space on the /usr filesystem\n", FailureClass::NoSpace;
             "Error: Transaction test error:\n  installing package huge-1-1.x86_64 needs 2048 \
-             inodes on the /usr filesystem\n", Fault::Inodes;
+             inodes on the /usr filesystem\n", FailureClass::Inodes;
             "error: unpacking of archive failed on file /usr/x;6553f1: cpio: open failed - Disk quota exceeded\n",
-                Fault::Quota;
+                FailureClass::Quota;
             "error: unpacking of archive failed on file /usr/x;6553f1: cpio: open failed - Read-only file system\n",
-                Fault::ReadOnly;
-            "[Errno 30] Read-only file system: '/var/cache/dnf/x'\n", Fault::ReadOnly;
+                FailureClass::ReadOnly;
+            "[Errno 30] Read-only file system: '/var/cache/dnf/x'\n", FailureClass::ReadOnly;
             "error: unpacking of archive failed on file /usr/x: cpio: write failed - File too large\n",
-                Fault::FileSize;
+                FailureClass::FileSize;
             "All matches were filtered out by exclude filtering for argument: \
-             nvidia-driver-cuda\nError: Unable to find a match: nvidia-driver-cuda\n", Fault::Held;
+             nvidia-driver-cuda\nError: Unable to find a match: nvidia-driver-cuda\n", FailureClass::Held;
             "All matches were filtered out by modular filtering for argument: a\nError: Unable \
-             to find a match: a\n", Fault::NotFound;
+             to find a match: a\n", FailureClass::NotFound;
             "Error: \n Problem: conflicting requests\n  - nothing provides libmissing.so.1\n",
-                Fault::Unmet;
+                FailureClass::Unmet;
             " Problem: package kmod-nvidia-open-dkms-3:580.178.04-1.el9.noarch requires \
              nvidia-kmod-common = 3:580.178.04\n  - conflicting requests\n  - package \
              nvidia-modprobe-3:595.91.07-1.el9.x86_64 is filtered out by modular filtering\n",
-                Fault::Unmet;
+                FailureClass::Unmet;
             "Error: Transaction test error:\n  file /usr/bin/nvidia-smi from install of \
              file-conflict-1-1.x86_64 conflicts with file from package nvidia-driver-cuda\n",
-                Fault::Unmet;
+                FailureClass::Unmet;
             "Package \"fails-pre-1-1.x86_64\" from repository \"faults\" has incorrect \
              checksum\nError: Some packages have invalid cache, but cannot be downloaded due to \
-             \"--cacheonly\" option\n", Fault::Stale;
+             \"--cacheonly\" option\n", FailureClass::Stale;
             "Error in PREIN scriptlet in rpm package fails-pre\nError: Transaction failed\n",
-                Fault::Script;
-            "Error: something new\n", Fault::Other;
+                FailureClass::Script;
+            "Error: something new\n", FailureClass::Other;
         } {
-            assert_eq!(Dnf.fault(text), expected, "{text}");
+            assert_eq!(Dnf.failure_class(text), expected, "{text}");
         }
     }
 
@@ -437,7 +469,7 @@ mod tests {
     reads_any_text!(
         "(Error: |  - |Failed to download metadata for repo '| Problem: |.|\n)*",
         |text| (
-            Dnf.fault(&text),
+            Dnf.failure_class(&text),
             Dnf.preflight_issue(&text),
             Dnf.first_reason(&text),
             Dnf.failures_by_source(&text)

@@ -1,113 +1,133 @@
 //! The messages of apt and dpkg: the failure class of an output, and the commands in remedies.
 
 use super::{Apt, progress};
-use crate::tools::packages::{Commands, Fault, Messages, SourceFailure, messages::with_details};
+use crate::tools::packages::{
+    Commands, FailureClass, Messages, SourceFailure, messages::with_details,
+};
 
 /// Parts of the output and their class. The first match is used, so causes precede their consequences: a script that failed
 /// because the disk is full has the class of a full disk.
-const SIGNS: &[(&str, Fault)] = &[
-    ("Could not get lock", Fault::Locked),
-    ("Unable to acquire the dpkg frontend lock", Fault::Locked),
-    ("Unable to lock directory", Fault::Locked),
-    ("Unable to lock the", Fault::Locked),
-    ("is locked by another process", Fault::Locked),
+const SIGNS: &[(&str, FailureClass)] = &[
+    ("Could not get lock", FailureClass::Locked),
+    (
+        "Unable to acquire the dpkg frontend lock",
+        FailureClass::Locked,
+    ),
+    ("Unable to lock directory", FailureClass::Locked),
+    ("Unable to lock the", FailureClass::Locked),
+    ("is locked by another process", FailureClass::Locked),
     (
         "dpkg was interrupted, you must manually run",
-        Fault::Interrupted,
+        FailureClass::Interrupted,
     ),
-    ("No space left on device", Fault::NoSpace),
-    ("You don't have enough free space", Fault::NoSpace),
-    ("Disk quota exceeded", Fault::Quota),
+    ("No space left on device", FailureClass::NoSpace),
+    ("You don't have enough free space", FailureClass::NoSpace),
+    ("Disk quota exceeded", FailureClass::Quota),
     // Only in the formats that apt and dpkg use for their own file errors. A package script may print "Read-only file system"
     // because of a parameter in `/proc/sys`.
-    ("(30: Read-only file system)", Fault::ReadOnly),
-    ("'): Read-only file system", Fault::ReadOnly),
-    ("failed to write (Read-only file system)", Fault::ReadOnly),
-    ("File too large", Fault::FileSize),
-    // Precedes `Fault::Sources`, because apt then also prints "The list of sources could not be read".
+    ("(30: Read-only file system)", FailureClass::ReadOnly),
+    ("'): Read-only file system", FailureClass::ReadOnly),
+    (
+        "failed to write (Read-only file system)",
+        FailureClass::ReadOnly,
+    ),
+    ("File too large", FailureClass::FileSize),
+    // Precedes `FailureClass::Sources`, because apt then also prints "The list of sources could not be read".
     (
         "Conflicting values set for option Signed-By",
-        Fault::SignedBy,
+        FailureClass::SignedBy,
     ),
-    ("Malformed entry", Fault::Sources),
-    ("Malformed stanza", Fault::Sources),
-    ("The list of sources could not be read", Fault::Sources),
+    ("Malformed entry", FailureClass::Sources),
+    ("Malformed stanza", FailureClass::Sources),
+    (
+        "The list of sources could not be read",
+        FailureClass::Sources,
+    ),
     // An overloaded server. apt puts two spaces around the HTTP status, unlike in sizes such as `Need to get 503 MB`. apt then
     // also reports that the repository is not signed.
-    ("  429  ", Fault::Network),
-    ("  500  ", Fault::Network),
-    ("  502  ", Fault::Network),
-    ("  503  ", Fault::Network),
-    ("  504  ", Fault::Network),
+    ("  429  ", FailureClass::Network),
+    ("  500  ", FailureClass::Network),
+    ("  502  ", FailureClass::Network),
+    ("  503  ", FailureClass::Network),
+    ("  504  ", FailureClass::Network),
     // If the file is missing, apt also reports that the repository is not signed.
-    ("does not have a Release file", Fault::Missing),
-    ("no longer has a Release file", Fault::Missing),
-    ("InRelease  40", Fault::Missing),
-    ("is not valid yet", Fault::Clock),
+    ("does not have a Release file", FailureClass::Missing),
+    ("no longer has a Release file", FailureClass::Missing),
+    ("InRelease  40", FailureClass::Missing),
+    ("is not valid yet", FailureClass::Clock),
     // apt 3 with `sqv`: the signature date is in the future.
-    ("Not live until", Fault::Clock),
-    ("is expired (invalid since", Fault::Expired),
-    ("ertificate verification failed", Fault::Certificate),
+    ("Not live until", FailureClass::Clock),
+    ("is expired (invalid since", FailureClass::Expired),
+    ("ertificate verification failed", FailureClass::Certificate),
     // The repository's key is correct, but the `_apt` user cannot read it or cannot write temporary files. See [`REMEDIES`].
-    (UNREADABLE, Fault::Other),
-    (NO_TEMPORARY, Fault::Other),
-    (NO_SIGNATURE, Fault::Other),
+    (UNREADABLE, FailureClass::Other),
+    (NO_TEMPORARY, FailureClass::Other),
+    (NO_SIGNATURE, FailureClass::Other),
     // The signature policy of `sqv` rejects the signature. apt then also prints "is not signed".
     (
         "Signature Packet v3 is not considered secure",
-        Fault::OldSignature,
+        FailureClass::OldSignature,
     ),
-    ("EXPKEYSIG", Fault::KeyExpired),
-    ("KEYEXPIRED", Fault::KeyExpired),
-    ("NO_PUBKEY", Fault::Key),
-    ("REVKEYSIG", Fault::Key),
-    ("BADSIG", Fault::Key),
-    ("At least one invalid signature", Fault::Key),
-    ("is not signed", Fault::Key),
-    ("The following signatures couldn't be verified", Fault::Key),
+    ("EXPKEYSIG", FailureClass::KeyExpired),
+    ("KEYEXPIRED", FailureClass::KeyExpired),
+    ("NO_PUBKEY", FailureClass::Key),
+    ("REVKEYSIG", FailureClass::Key),
+    ("BADSIG", FailureClass::Key),
+    ("At least one invalid signature", FailureClass::Key),
+    ("is not signed", FailureClass::Key),
+    (
+        "The following signatures couldn't be verified",
+        FailureClass::Key,
+    ),
     // apt 2: the user `_apt` cannot read the keyring of a repository whose lists were downloaded before.
-    ("Unknown error executing apt-key", Fault::Key),
+    ("Unknown error executing apt-key", FailureClass::Key),
     // apt 3, which verifies with `sqv`. If the lists of the repository were downloaded before, apt does not print "is not
     // signed".
-    ("OpenPGP signature verification failed", Fault::Key),
-    ("Hash Sum mismatch", Fault::Stale),
-    ("File has unexpected size", Fault::Stale),
-    ("Mirror sync in progress", Fault::Stale),
+    ("OpenPGP signature verification failed", FailureClass::Key),
+    ("Hash Sum mismatch", FailureClass::Stale),
+    ("File has unexpected size", FailureClass::Stale),
+    ("Mirror sync in progress", FailureClass::Stale),
     // Only the status, because the text after it comes from the server.
-    ("  404  ", Fault::Stale),
-    ("404 Not Found", Fault::Stale),
-    ("Temporary failure resolving", Fault::Network),
-    ("Could not resolve", Fault::Network),
-    ("Could not connect", Fault::Network),
-    ("Unable to connect", Fault::Network),
-    ("Connection failed", Fault::Network),
-    ("Connection timed out", Fault::Network),
-    ("connection timed out", Fault::Network),
-    ("Connection refused", Fault::Network),
-    ("Connection reset", Fault::Network),
-    ("Network is unreachable", Fault::Network),
-    ("Could not handshake", Fault::Network),
-    ("Error reading from server", Fault::Network),
-    ("Clearsigned file isn't valid", Fault::Network),
-    ("Unable to locate package", Fault::NotFound),
-    ("has no installation candidate", Fault::NotFound),
-    ("' was not found", Fault::NotFound),
-    ("Held packages were changed", Fault::Held),
+    ("  404  ", FailureClass::Stale),
+    ("404 Not Found", FailureClass::Stale),
+    ("Temporary failure resolving", FailureClass::Network),
+    ("Could not resolve", FailureClass::Network),
+    ("Could not connect", FailureClass::Network),
+    ("Unable to connect", FailureClass::Network),
+    ("Connection failed", FailureClass::Network),
+    ("Connection timed out", FailureClass::Network),
+    ("connection timed out", FailureClass::Network),
+    ("Connection refused", FailureClass::Network),
+    ("Connection reset", FailureClass::Network),
+    ("Network is unreachable", FailureClass::Network),
+    ("Could not handshake", FailureClass::Network),
+    ("Error reading from server", FailureClass::Network),
+    ("Clearsigned file isn't valid", FailureClass::Network),
+    ("Unable to locate package", FailureClass::NotFound),
+    ("has no installation candidate", FailureClass::NotFound),
+    ("' was not found", FailureClass::NotFound),
+    ("Held packages were changed", FailureClass::Held),
     (
         "Packages need to be removed but remove is disabled",
-        Fault::Moved,
+        FailureClass::Moved,
     ),
-    ("Bad return status for module build on kernel", Fault::Build),
-    ("you have held broken packages", Fault::Unmet),
-    ("unmet dependencies", Fault::Unmet),
-    ("Unable to correct problems", Fault::Unmet),
-    ("pkgProblemResolver::Resolve generated breaks", Fault::Unmet),
-    ("dependency problems", Fault::Unmet),
+    (
+        "Bad return status for module build on kernel",
+        FailureClass::Build,
+    ),
+    ("you have held broken packages", FailureClass::Unmet),
+    ("unmet dependencies", FailureClass::Unmet),
+    ("Unable to correct problems", FailureClass::Unmet),
+    (
+        "pkgProblemResolver::Resolve generated breaks",
+        FailureClass::Unmet,
+    ),
+    ("dependency problems", FailureClass::Unmet),
     (
         "script subprocess returned error exit status",
-        Fault::Script,
+        FailureClass::Script,
     ),
-    ("Failed to fetch", Fault::Network),
+    ("Failed to fetch", FailureClass::Network),
 ];
 
 const UNREADABLE: &str = "as the file is not readable by user";
@@ -146,7 +166,7 @@ const REMEDIES: &[(&str, &str)] = &[
     ),
 ];
 
-fn sign_in(text: &str) -> Option<(&'static str, Fault)> {
+fn sign_in(text: &str) -> Option<(&'static str, FailureClass)> {
     (SIGNS.iter().copied()).find(|(sign, _)| text.contains(sign))
 }
 
@@ -193,8 +213,8 @@ impl Messages for Apt {
         )
     }
 
-    fn fault(&self, output: &str) -> Fault {
-        (sign_in(output).map_or(Fault::Other, |(_, fault)| fault)).or_build(output)
+    fn failure_class(&self, output: &str) -> FailureClass {
+        (sign_in(output).map_or(FailureClass::Other, |(_, class)| class)).or_build(output)
     }
 
     /// Returns the remedy for a wrong setting of the machine, if the output shows one.
@@ -233,21 +253,21 @@ impl Messages for Apt {
 
     /// The URL of a source is in a line `Err:4 URL SUITE FILE`, which the reason follows, or in an error or a warning.
     fn failures_by_source(&self, output: &str) -> Option<Vec<SourceFailure>> {
-        const OURS: [Fault; 9] = [
-            Fault::Locked,
-            Fault::Interrupted,
-            Fault::NoSpace,
-            Fault::Inodes,
-            Fault::Quota,
-            Fault::ReadOnly,
-            Fault::FileSize,
-            Fault::SignedBy,
-            Fault::Sources,
+        const OURS: [FailureClass; 9] = [
+            FailureClass::Locked,
+            FailureClass::Interrupted,
+            FailureClass::NoSpace,
+            FailureClass::Inodes,
+            FailureClass::Quota,
+            FailureClass::ReadOnly,
+            FailureClass::FileSize,
+            FailureClass::SignedBy,
+            FailureClass::Sources,
         ];
         let mut failures = Vec::new();
         let mut lines = output.lines().peekable();
         while let Some(line) = lines.next() {
-            if OURS.contains(&sign_in(line).map_or(Fault::Other, |(_, fault)| fault)) {
+            if OURS.contains(&sign_in(line).map_or(FailureClass::Other, |(_, class)| class)) {
                 return None;
             }
             let (address, why) = if let Some(rest) = line.strip_prefix("Err:") {
@@ -325,14 +345,14 @@ mod tests {
         } {
             let told = Apt.remedy(text);
             assert!(told.is_some_and(|told| told.contains(remedy)), "{text}");
-            assert_eq!(Apt.fault(text), Fault::Other, "{text}");
+            assert_eq!(Apt.failure_class(text), FailureClass::Other, "{text}");
         }
         assert_eq!(Apt.remedy("E: Unable to locate package a"), None);
         // apt 3.0: the signature date is in the future.
         let late = "W: OpenPGP signature verification failed: file:/srv/repo ./ InRelease: Sub-process /usr/bin/sqv returned \
                     an error code (1), error message is: Verifying signature:            Not live until \
                     2027-05-31T23:30:00Z\nE: The repository 'file:/srv/repo ./ InRelease' is not signed.";
-        assert_eq!(Apt.fault(late), Fault::Clock);
+        assert_eq!(Apt.failure_class(late), FailureClass::Clock);
     }
 
     #[test]
@@ -349,101 +369,101 @@ mod tests {
 
     #[test]
     fn each_output_has_a_class() {
-        for (text, fault) in rows! {
+        for (text, class) in rows! {
             "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 812 (unattended-upgr)",
-                Fault::Locked;
+                FailureClass::Locked;
             "E: Unable to acquire the dpkg frontend lock (/var/lib/dpkg/lock-frontend), is another process using it?",
-                Fault::Locked;
+                FailureClass::Locked;
             "dpkg: error: dpkg frontend lock was locked by another process with pid 12\nE: Unable to lock the administration directory (/var/lib/dpkg/), is another process using it?",
-                Fault::Locked;
+                FailureClass::Locked;
             "E: dpkg was interrupted, you must manually run 'dpkg --configure -a' to correct the problem.",
-                Fault::Interrupted;
+                FailureClass::Interrupted;
             "dpkg: error processing archive x.deb (--unpack):\n cannot copy extracted data: No space left on device\nE: Sub-process /usr/bin/dpkg returned an error code (1)",
-                Fault::NoSpace;
-            "E: You don't have enough free space in /var/cache/apt/archives/.", Fault::NoSpace;
+                FailureClass::NoSpace;
+            "E: You don't have enough free space in /var/cache/apt/archives/.", FailureClass::NoSpace;
             "dpkg: error processing archive x.deb (--unpack):\n cannot copy extracted data for './usr/x' to '/usr/x.dpkg-new': failed to write (Disk quota exceeded)",
-                Fault::Quota;
+                FailureClass::Quota;
             "dpkg: error processing archive x.deb (--unpack):\n unable to create '/usr/x.dpkg-new' (while processing './usr/x'): Read-only file system",
-                Fault::ReadOnly;
+                FailureClass::ReadOnly;
             "W: Not using locking for read only lock file /var/lib/dpkg/lock\nE: Unable to write to /var/cache/apt - open (30: Read-only file system)",
-                Fault::ReadOnly;
+                FailureClass::ReadOnly;
             "dpkg: error processing archive x.deb (--unpack):\n cannot copy extracted data for './usr/x' to '/usr/x.dpkg-new': failed to write (File too large)",
-                Fault::FileSize;
+                FailureClass::FileSize;
             "sysctl: setting key \"kernel.x\": Read-only file system\ninstalled x package post-installation script subprocess returned error exit status 1",
-                Fault::Script;
+                FailureClass::Script;
             "Consult /var/lib/dkms/nvidia/580.95.05/build/make.log for more information.\ndpkg: unrecoverable fatal error, aborting:\n unable to flush /var/lib/dpkg/updates/tmp.i after padding: No space left on device",
-                Fault::NoSpace;
+                FailureClass::NoSpace;
             "W: GPG error: https://x / InRelease: The following signatures couldn't be verified because the public key is not available: NO_PUBKEY A4B469963BF863CC",
-                Fault::Key;
+                FailureClass::Key;
             // kubernetes/release issues 3818 and 3869.
             "W: GPG error: https://pkgs.k8s.io/core:/stable:/v1.27/deb  InRelease: The following signatures were invalid: EXPKEYSIG 234654DA9A296436 isv:kubernetes OBS Project <isv:kubernetes@build.opensuse.org>\nE: The repository 'https://pkgs.k8s.io/core:/stable:/v1.27/deb  InRelease' is not signed.",
-                Fault::KeyExpired;
+                FailureClass::KeyExpired;
             "Warning: GPG error: https://pkgs.k8s.io/core:/stable:/v1.32/deb  InRelease: Sub-process /usr/bin/sqv returned an error code (1), error message is: Error: Policy rejected packet type  Caused by:     Signature Packet v3 is not considered secure since 2026-02-01T00:00:00Z\nError: The repository 'https://pkgs.k8s.io/core:/stable:/v1.32/deb  InRelease' is not signed.",
-                Fault::OldSignature;
+                FailureClass::OldSignature;
             "E: Conflicting values set for option Signed-By regarding source https://x/ /: /a.gpg != /b.gpg\nE: The list of sources could not be read.",
-                Fault::SignedBy;
+                FailureClass::SignedBy;
             "E: Failed to fetch http://x/Packages.gz  File has unexpected size (1 != 2). Mirror sync in progress? [IP: 1.2.3.4 80]",
-                Fault::Stale;
-            "E: Failed to fetch http://x/a.deb  404  Not Found [IP: 1.2.3.4 80]", Fault::Stale;
-            "E: Failed to fetch http://x/a.deb  404  File not found [IP: 1.2.3.4 80]", Fault::Stale;
+                FailureClass::Stale;
+            "E: Failed to fetch http://x/a.deb  404  Not Found [IP: 1.2.3.4 80]", FailureClass::Stale;
+            "E: Failed to fetch http://x/a.deb  404  File not found [IP: 1.2.3.4 80]", FailureClass::Stale;
             // apt 3.0, for a repository whose lists were downloaded before.
             "W: An error occurred during the signature verification. The repository is not updated and the previous index files will be used. OpenPGP signature verification failed: http://x stable InRelease: Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.\nE: Failed to fetch http://x/dists/stable/InRelease  Sub-process /usr/bin/sqv returned an error code (1), error message is: Missing key 226B5869, which is needed to verify signature.",
-                Fault::Key;
+                FailureClass::Key;
             // apt 2.6, for a keyring with mode 0600.
             "W: An error occurred during the signature verification. The repository is not updated and the previous index files will be used. GPG error: http://x/ InRelease: Unknown error executing apt-key\nE: Failed to fetch http://x/InRelease  Unknown error executing apt-key",
-                Fault::Key;
-            "E: Failed to fetch http://x/a.deb  Hash Sum mismatch", Fault::Stale;
+                FailureClass::Key;
+            "E: Failed to fetch http://x/a.deb  Hash Sum mismatch", FailureClass::Stale;
             "E: Failed to fetch http://debian.example.org/debian/dists/bookworm/InRelease  Temporary failure resolving 'debian.example.org'",
-                Fault::Network;
-            "E: Failed to fetch http://x/InRelease  503  Service Unavailable", Fault::Network;
+                FailureClass::Network;
+            "E: Failed to fetch http://x/InRelease  503  Service Unavailable", FailureClass::Network;
             // An overloaded server is not an unsigned repository.
             "Err:1 http://x bookworm InRelease\n  503  Service Unavailable [IP: 1.2.3.4 80]\nE: The repository 'http://x bookworm InRelease' is not signed.",
-                Fault::Network;
+                FailureClass::Network;
             // A size is not an HTTP status.
             "Need to get 503 MB of archives.\nAfter this operation, 502 MB of additional disk space will be used.\nE: Sub-process /usr/bin/dpkg returned an error code (1)",
-                Fault::Other;
+                FailureClass::Other;
             "Err:4 http://x/nosuch bookworm Release\n  404  Not Found [IP: 1.2.3.4 80]\nE: The repository 'http://x/nosuch bookworm Release' does not have a Release file.",
-                Fault::Missing;
+                FailureClass::Missing;
             "E: Failed to fetch http://x/dists/bookworm/InRelease  403  Forbidden [IP: 1.2.3.4 80]\nE: The repository 'http://x bookworm InRelease' is not signed.",
-                Fault::Missing;
+                FailureClass::Missing;
             "E: Release file for http://x/dists/bookworm/InRelease is not valid yet (invalid for another 2h 3min 4s). Updates for this repository will not be applied.",
-                Fault::Clock;
+                FailureClass::Clock;
             "E: Release file for http://x/dists/bookworm/InRelease is expired (invalid since 3d). Updates for this repository will not be applied.",
-                Fault::Expired;
+                FailureClass::Expired;
             "W: Failed to fetch https://x/InRelease  Certificate verification failed: The certificate is NOT trusted. Could not handshake: Error in the certificate verification.",
-                Fault::Certificate;
+                FailureClass::Certificate;
             "E: Malformed entry 1 in list file /etc/apt/sources.list.d/x.list (Suite)\nE: The list of sources could not be read.",
-                Fault::Sources;
-            "E: Unable to locate package nosuchpackage", Fault::NotFound;
-            "E: Version '1.0' for 'gcc' was not found", Fault::NotFound;
-            "E: Package 'gcc:i386' has no installation candidate", Fault::NotFound;
+                FailureClass::Sources;
+            "E: Unable to locate package nosuchpackage", FailureClass::NotFound;
+            "E: Version '1.0' for 'gcc' was not found", FailureClass::NotFound;
+            "E: Package 'gcc:i386' has no installation candidate", FailureClass::NotFound;
             "E: Held packages were changed and -y was used without --allow-change-held-packages.",
-                Fault::Held;
+                FailureClass::Held;
             "The following packages have unmet dependencies:\n a : Depends: b (>= 2)\nE: Unable to correct problems, you have held broken packages.",
-                Fault::Unmet;
+                FailureClass::Unmet;
             "E: Error, pkgProblemResolver::Resolve generated breaks, this may be caused by held packages.",
-                Fault::Unmet;
+                FailureClass::Unmet;
             "Error! Bad return status for module build on kernel: 6.1.0-44-amd64 (x86_64)\nConsult /var/lib/dkms/nvidia-current/535.261.03/build/make.log for more information.\ndpkg: error processing package nvidia-kernel-dkms (--configure):\n installed nvidia-kernel-dkms package post-installation script subprocess returned error exit status 10",
-                Fault::Build;
+                FailureClass::Build;
             "dpkg: error processing package x (--configure):\n installed x package post-installation script subprocess returned error exit status 1",
-                Fault::Script;
-            "Segmentation fault", Fault::Other;
+                FailureClass::Script;
+            "Segmentation fault", FailureClass::Other;
         } {
-            assert_eq!(Apt.fault(text), fault, "{text}");
+            assert_eq!(Apt.failure_class(text), class, "{text}");
         }
     }
 
     #[test]
     fn only_transient_faults_are_retried() {
         assert!(
-            Fault::Locked.is_transient()
-                && Fault::Stale.is_transient()
-                && Fault::Network.is_transient()
+            FailureClass::Locked.is_transient()
+                && FailureClass::Stale.is_transient()
+                && FailureClass::Network.is_transient()
         );
         assert!(
-            !Fault::Key.is_transient()
-                && !Fault::NoSpace.is_transient()
-                && !Fault::Build.is_transient()
+            !FailureClass::Key.is_transient()
+                && !FailureClass::NoSpace.is_transient()
+                && !FailureClass::Build.is_transient()
         );
     }
 
