@@ -130,7 +130,7 @@ def without_archives(output):
     for path in filter(os.path.isfile, SOURCES):
         with open(path, "rb") as file:
             for host in ARCHIVE.findall(file.read()):
-                name = (b"archive" * len(host))[: max(len(host) - 8, 0)] + b".example"[-len(host) :]
+                name = (b"mirror" * len(host))[: max(len(host) - 8, 0)] + b".example"[-len(host) :]
                 output = output.replace(host, name)
     return output
 
