@@ -23,6 +23,8 @@ pub mod dkms;
 pub mod mig;
 pub mod runtimes;
 
+pub mod sharing;
+
 pub mod facts;
 
 pub mod state;

@@ -18,6 +18,7 @@ const LAYERS: &[&[&str]] = &[
     &["host"],
     &["tools"],
     &["runtimes", "dkms", "mig"],
+    &["sharing"],
     &["facts"],
     &["state"],
     &["fabric"],

@@ -268,7 +268,6 @@ impl ClusterInputs<'_> {
                 .map(|label| (label.key.clone(), label.value.clone()))
                 .collect(),
             gpu_labels: self.has_gpu && config.gpu_labels.unwrap_or(true),
-            mig_strategy: config.mig_strategy.unwrap_or_default(),
             taints: match &config.taints {
                 Some(own) => own.clone(),
                 None if self.has_gpu && rule.has_default_taint => vec![taint(GPU_TAINT)],

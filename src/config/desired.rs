@@ -20,6 +20,7 @@ pub use crate::{
     joins::{ClusterSpec, Discovery, JoinKind, JoinMethod, NodeSpec},
     model::packages::{PackageSpec, Pin, Repository},
     runtimes::{Daemon, RuntimeKind},
+    sharing::{DevicePluginSpec, SharingSpec},
     tools::packages::Manager,
 };
 
@@ -73,6 +74,9 @@ pub struct Desired {
     /// The cluster of the machine. `None` if it joins none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterSpec>,
+    /// The configuration of the NVIDIA device plugin.
+    #[serde(skip_serializing_if = "DevicePluginSpec::is_default")]
+    pub device_plugin: DevicePluginSpec,
     /// Outputs of `check` results for other programs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reports: Option<ReportsSpec>,
@@ -141,6 +145,7 @@ impl Desired {
             validation: _,
             hold,
             cluster,
+            device_plugin: _,
             reports: _,
         } = self;
         let mut groups: Vec<(Purpose<'_>, &[PackageSpec])> = vec![

@@ -12,8 +12,8 @@ use crate::{
         choices::{ConditionMeaning, Existing, Restart},
         values::{
             AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, GpuNeed, Holding,
-            MinisignKey, ModuleSource, ModuleTarget, Moment, PackagePattern, Proxy, Size,
-            TimeLimit, Url, VersionPattern, Word,
+            MinisignKey, ModuleSource, ModuleTarget, Moment, PackagePattern, Proxy,
+            ResourceName, Size, TimeLimit, Url, VersionPattern, Word,
         },
     },
     joins::JoinKind,
@@ -25,6 +25,7 @@ use crate::{
         version::{CudaVersion, DriverVersion},
     },
     runtimes::RuntimeKind,
+    sharing::SharingMethod,
 };
 
 /// Returns the JSON schema of the configuration, which is stored in `docs/config.schema.json`.
@@ -99,6 +100,8 @@ settings! {
         pub validation: ValidationConfig,
         /// The cluster to join after validation.
         pub cluster: ClusterConfig,
+        /// Sharing of GPUs between pods.
+        pub sharing: SharingConfig,
         /// Outputs of `check` results for other programs.
         pub check: CheckConfig,
     }
@@ -391,6 +394,28 @@ settings! {
         /// The time limit for each part of the join: discovering the cluster, getting a certificate, starting the
         /// kubelet, running your commands, and becoming Ready.
         pub timeout: Option<TimeLimit> => r#"`"5m"`"#,
+    }
+}
+
+settings! {
+    /// Sharing of GPUs between pods by the NVIDIA device plugin.
+    SharingConfig {
+        /// `"time-slicing"`: the device plugin offers each shared device to several pods, which take turns on it, without
+        /// isolation and without limits for memory. `install` writes the configuration of the plugin to
+        /// `/etc/nvidia-device-plugin/gpu-bootstrap.yaml`, and `manifests` to a ConfigMap. `"none"`: each device is offered
+        /// to one pod. MPS is not supported.
+        pub method: Option<SharingMethod> => r#"`"none"`"#,
+        /// How often each shared device is offered, at least 2.
+        pub replicas: Option<u32>,
+        /// The resources of the device plugin whose devices are shared. MIG devices such as `"nvidia.com/mig-1g.10gb"` are
+        /// separate resources only with `cluster.mig-strategy = "mixed"`; with `"single"`, they are `"nvidia.com/gpu"`.
+        pub resources: Option<Vec<ResourceName>> => r#"`["nvidia.com/gpu"]`"#,
+        /// `true`: shared devices get another resource name, such as `nvidia.com/gpu.shared`, so that a pod that requests
+        /// `nvidia.com/gpu` never shares a GPU. `false`: the name is unchanged, and the label `nvidia.com/gpu.product` of the
+        /// node gets the suffix `-SHARED`.
+        pub rename: Option<bool> => "`false`",
+        /// Reject pods that request more than one replica, because they would not get more time or memory.
+        pub fail_requests_greater_than_one: Option<bool> => "`true`",
     }
 }
 

@@ -23,6 +23,7 @@ pub mod reference;
 mod repositories;
 pub mod resolve;
 mod rows;
+mod sharing;
 pub mod sources;
 mod template;
 mod validation;

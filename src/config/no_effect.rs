@@ -1,11 +1,14 @@
 //! Warnings about settings that have no effect on this system, for example because of another setting or the default of the
 //! profile.
 
-use crate::config::{
-    desired::{KernelSpec, ModuleMethod, RuntimeKind},
-    file::Config,
-    sources::SettingSources,
-    values::Holding,
+use crate::{
+    config::{
+        desired::{KernelSpec, ModuleMethod, RuntimeKind},
+        file::Config,
+        sources::SettingSources,
+        values::Holding,
+    },
+    sharing::SharingMethod,
 };
 
 /// The inputs of [`warnings`].
@@ -52,6 +55,11 @@ pub(super) fn warnings(inputs: &NoEffectInputs<'_>) -> Vec<String> {
             one("toolkit.version"),
             "`toolkit.enabled` is `false`".to_owned(),
         ));
+    }
+    if config.sharing.method.unwrap_or_default() == SharingMethod::None {
+        let mut keys = below("sharing");
+        keys.retain(|key| key != "sharing.method");
+        found.push((keys, "`sharing.method` is `none`".to_owned()));
     }
     if !runtimes
         .iter()

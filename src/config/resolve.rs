@@ -20,6 +20,7 @@ use crate::{
         no_effect::{self, NoEffectInputs},
         profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
         repositories::{Needed, RepositoryInputs},
+        sharing,
         sources::{Provenance, SettingSources},
         template::Placeholders,
         validation::validation,
@@ -135,6 +136,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     }
     .resolve();
     let cluster = or_noted(cluster, wrong);
+    let device_plugin = or_noted(sharing::device_plugin(&config, inputs.layers), wrong);
     let gpus = or_noted(gpus, wrong);
     let known = gpus.clone().flatten().unwrap_or_default();
     let driver_for = |gpus| DriverInputs {
@@ -162,9 +164,14 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         (driver.as_ref().and_then(Option::as_ref)).map(|driver| (&driver.spec, known.as_slice())),
     );
     let validation = or_noted(validation, wrong);
-    let (Some(runtimes), Some(cluster), Some(driver), Some(validation), true) =
-        (runtimes, cluster, driver, validation, wrong.is_empty())
-    else {
+    let (Some(runtimes), Some(cluster), Some(device_plugin), Some(driver), Some(validation), true) = (
+        runtimes,
+        cluster,
+        device_plugin,
+        driver,
+        validation,
+        wrong.is_empty(),
+    ) else {
         return Err(ResolveError::all(std::mem::take(wrong)));
     };
     let with_toolkit = driver.is_some() && config.toolkit.enabled.unwrap_or(true);
@@ -291,6 +298,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         validation,
         hold: hold(profile, &config),
         cluster,
+        device_plugin,
         reports: reports(&config),
     };
     // If the package lists decide the branch, it is not known yet, so transactions are not restricted to it. The required

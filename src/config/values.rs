@@ -15,7 +15,10 @@ use crate::{
         kubernetes::check_key, packages::KEY_FILE, secret::without_logins, text::as_text,
         version::Branch,
     },
-    tools::oci::Address,
+    tools::{
+        kubernetes::kubectl::{GPUS, MIG_DEVICES},
+        oci::Address,
+    },
 };
 
 /// The schema keyword for secret values. They are removed from everything that leaves the process, see
@@ -159,6 +162,21 @@ checked_text!(
     |text| minisign_verify::PublicKey::from_base64(text).is_ok(),
     "a minisign public key, such as the second line of `minisign.pub`",
     "^[A-Za-z0-9+/]{56}$"
+);
+
+checked_text!(
+    /// A resource of the NVIDIA device plugin. Kubernetes requires lower-case letters after the domain.
+    ResourceName,
+    |text| {
+        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+        let outer = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+        text == GPUS
+            || (text.strip_prefix(MIG_DEVICES)).is_some_and(|profile| {
+                profile.starts_with(outer) && profile.ends_with(outer) && profile.chars().all(inner)
+            })
+    },
+    "`nvidia.com/gpu`, or a MIG resource such as `nvidia.com/mig-1g.10gb` or `nvidia.com/mig-1g.10gb.me`",
+    "^nvidia\\.com/(gpu|mig-[a-z0-9]([a-z0-9.-]*[a-z0-9])?)$"
 );
 
 checked_text!(

@@ -7,16 +7,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    facts::Facts,
-    host::Nvml,
-    mig::MigStrategy,
     model::{
         kubernetes::{Labels, NodeName, Taint},
         packages::PackageSpec,
         token::TokenSource,
     },
     runtimes::choice::Cluster,
-    state::labels::{self, GpuLabels, NoLabels},
 };
 
 use super::{Joining, Leaving, MethodRow, agents, command, kubeadm, managed, nodeadm};
@@ -220,24 +216,11 @@ pub struct NodeSpec {
     pub labels: Labels,
     /// Whether the node has labels for its GPUs.
     pub gpu_labels: bool,
-    /// The strategy for labels of MIG devices.
-    #[serde(default)]
-    pub mig_strategy: MigStrategy,
     /// Permanent taints.
     pub taints: Vec<Taint>,
     /// Taints that are removed when the node is Ready and validated.
     #[serde(default)]
     pub startup_taints: Vec<Taint>,
-}
-
-impl NodeSpec {
-    /// Returns the labels for the GPUs.
-    ///
-    /// # Errors
-    /// If NVML does not report the GPUs, or they do not fit the strategy for MIG devices.
-    pub fn labels_of_gpus(&self, facts: &Facts, nvml: &Nvml) -> Result<GpuLabels, NoLabels> {
-        labels::of(facts, nvml, self.mig_strategy)
-    }
 }
 
 /// The format of a secret file.

@@ -12,8 +12,8 @@
 //!   check.
 //! - **GPUs of several models**: the GFD labels describe one model, which varies between runs. Here it is the first model in
 //!   the NVML order.
-//! - **Sharing** (`replicas` above 1, the product suffix `-SHARED`, `sharing-strategy`, `mps.capable`) is configured in the
-//!   device plugin of the cluster and is unknown on the machine. These labels therefore always report unshared GPUs.
+//! - **Sharing** (`replicas` above 1, the product suffix `-SHARED`, `sharing-strategy`) follows the settings of this machine,
+//!   which the device plugin of the cluster must match. MPS is not supported, so `mps.capable` is always `false`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -21,8 +21,9 @@ use std::fmt::Display;
 use crate::{
     facts::Facts,
     host::{Nvml, NvmlDevice, NvmlView},
-    mig::{self, Candidate, MigStrategy},
+    mig::{self, Candidate},
     model::kubernetes::check_value,
+    sharing::{DevicePluginSpec, SharingSpec},
     tools::packages::HEADER,
 };
 
@@ -65,7 +66,7 @@ pub enum NoLabels {
 ///
 /// # Errors
 /// If NVML or one of its GPUs does not respond, or if NVML does not report a required value.
-pub fn of(facts: &Facts, nvml: &Nvml, strategy: MigStrategy) -> Result<GpuLabels, NoLabels> {
+pub fn of(facts: &Facts, nvml: &Nvml, plugin: &DevicePluginSpec) -> Result<GpuLabels, NoLabels> {
     let mut all = BTreeMap::new();
     match nvml {
         Nvml::Ready(view) if !view.devices.is_empty() => {
@@ -73,13 +74,15 @@ pub fn of(facts: &Facts, nvml: &Nvml, strategy: MigStrategy) -> Result<GpuLabels
             put(&mut all, "nvidia.com/gpu.machine", machine(facts));
             versions(&mut all, view)?;
             capabilities(&mut all, &view.devices);
-            whole_gpus(&mut all, &view.devices)?;
+            whole_gpus(&mut all, &view.devices, plugin)?;
+            let strategy = plugin.mig_strategy;
             if let Some(name) = mig::name(strategy) {
                 put(&mut all, mig::STRATEGY, name);
             }
             let offers = mig::offers(strategy, &view.devices);
             for offer in offers.map_err(|what| NoLabels::NotReported { what })? {
-                resource(&mut all, &offer)?;
+                let shared = plugin.shared(&offer.resource);
+                resource(&mut all, &offer, shared)?;
             }
             put(&mut all, "nvidia.com/gpu.mode", mode(facts, &view.devices));
             if let Some(clique) = clique(&view.devices) {
@@ -225,6 +228,7 @@ fn name(gpu: &NvmlDevice) -> Result<&str, NoLabels> {
 fn whole_gpus(
     labels: &mut BTreeMap<String, String>,
     devices: &[NvmlDevice],
+    plugin: &DevicePluginSpec,
 ) -> Result<(), NoLabels> {
     // Later values replace earlier ones, so write the first GPU last.
     let (split, whole): (Vec<_>, Vec<_>) = devices.iter().rev().partition(|gpu| mig::is_split(gpu));
@@ -234,8 +238,11 @@ fn whole_gpus(
             .iter()
             .filter(|other| other.name == gpu.name)
             .count();
-        // A partitioned GPU is not a resource, so it has no replicas.
-        let replicas = u32::from(!mig::is_split(gpu));
+        let replicas = match mig::is_split(gpu) {
+            // A partitioned GPU is not a resource, so it has no replicas.
+            true => Replicas::NONE,
+            false => Replicas::of(plugin.shared(GPU)),
+        };
         base(labels, GPU, &[model], count, replicas);
         let mib = gpu.memory_bytes.unwrap_or_default() >> 20;
         if mib != 0 {
@@ -253,19 +260,48 @@ fn whole_gpus(
     Ok(())
 }
 
-/// resource.go, `baseLabeler`, for resources that are not shared.
+/// How often a resource is offered.
+#[derive(Debug, Clone, Copy)]
+struct Replicas<'s> {
+    count: u32,
+    shared: Option<&'s SharingSpec>,
+}
+
+impl<'s> Replicas<'s> {
+    /// A resource that is not offered.
+    const NONE: Self = Self {
+        count: 0,
+        shared: None,
+    };
+
+    fn of(shared: Option<&'s SharingSpec>) -> Self {
+        Self {
+            count: shared.map_or(1, |spec| spec.replicas),
+            shared,
+        }
+    }
+}
+
+/// resource.go, `baseLabeler`, `getProductName` and `getReplicas`. A product with a renamed resource has no suffix.
 fn base(
     labels: &mut BTreeMap<String, String>,
     resource: &str,
     product: &[&str],
     count: usize,
-    replicas: u32,
+    replicas: Replicas<'_>,
 ) {
-    let product: Vec<String> = product.iter().map(|part| sanitised(part)).collect();
+    let mut product: Vec<String> = product.iter().map(|part| sanitised(part)).collect();
+    if replicas.shared.is_some_and(|spec| !spec.rename) {
+        product.push("SHARED".to_owned());
+    }
+    let strategy = match replicas.shared {
+        Some(_) => SharingSpec::STRATEGY,
+        None => "none",
+    };
     put(labels, &format!("{resource}.product"), product.join("-"));
     put(labels, &format!("{resource}.count"), count);
-    put(labels, &format!("{resource}.replicas"), replicas);
-    put(labels, &format!("{resource}.sharing-strategy"), "none");
+    put(labels, &format!("{resource}.replicas"), replicas.count);
+    put(labels, &format!("{resource}.sharing-strategy"), strategy);
 }
 
 /// Splits `9.0` into two numbers.
@@ -294,16 +330,28 @@ fn family(major: u32, minor: u32) -> &'static str {
 }
 
 /// resource.go, `NewMIGResourceLabeler`, and internal/resource/nvml-mig-device.go, `GetAttributes`.
-fn resource(labels: &mut BTreeMap<String, String>, offer: &Candidate<'_>) -> Result<(), NoLabels> {
+fn resource(
+    labels: &mut BTreeMap<String, String>,
+    offer: &Candidate<'_>,
+    shared: Option<&SharingSpec>,
+) -> Result<(), NoLabels> {
     let resource = &offer.resource;
     let model = name(offer.gpu)?;
     let Some((profile, share)) = &offer.part else {
-        base(labels, resource, &[model, "MIG", "INVALID"], 0, 0);
+        base(
+            labels,
+            resource,
+            &[model, "MIG", "INVALID"],
+            0,
+            Replicas::NONE,
+        );
         put(labels, &format!("{resource}.sharing-strategy"), "");
         put(labels, &format!("{resource}.memory"), 0);
         return Ok(());
     };
-    base(labels, resource, &[model, "MIG", profile], offer.count, 1);
+    let replicas = Replicas::of(shared);
+    let product = [model, "MIG", profile];
+    base(labels, resource, &product, offer.count, replicas);
     put(labels, &format!("{resource}.memory"), share.memory_mib);
     for (key, value) in [
         ("multiprocessors", share.multiprocessors),

@@ -51,6 +51,7 @@ pub(crate) use program::{PACKAGED, USUAL, program_in};
 use crate::{
     config::desired::{Daemon, RuntimeKind},
     model::id::StepId,
+    sharing,
     step::Step,
 };
 
@@ -98,6 +99,8 @@ pub const VALIDATION_COMPUTE: StepId = StepId::new("validation.compute");
 
 /// Kernel modules and sysctls for Kubernetes.
 pub const CLUSTER_KERNEL: StepId = StepId::new("cluster.kernel");
+/// The configuration of a device plugin that runs on the host.
+pub const DEVICE_PLUGIN: StepId = StepId::new("cluster.device-plugin");
 /// kubelet, kubeadm, kubectl.
 pub const CLUSTER_PACKAGES: StepId = StepId::new("cluster.packages");
 /// The machine is a node of its cluster.
@@ -109,11 +112,12 @@ pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
 pub const CHECK_TIMER: StepId = StepId::new("check.timer");
 
 /// Returns the directories in which files of steps have an effect.
-pub const fn written_directories() -> [&'static str; 6] {
+pub const fn written_directories() -> [&'static str; 7] {
     [
         secure_boot::DIRECTORY,
         "/etc/modprobe.d",
         "/etc/modules-load.d",
+        sharing::DIRECTORY,
         "/etc/sysctl.d",
         "/etc/systemd/system",
         "/etc/systemd/system/nvidia-persistenced.service.d",
@@ -177,6 +181,7 @@ pub fn all() -> Vec<Step> {
         container::step(),
         compute::step(),
         cluster::host::step(),
+        cluster::device_plugin::step(),
         cluster::join::step(),
         cluster::node::step(),
         check_timer::step(),

@@ -777,6 +777,11 @@ fn settings_without_effect_cause_a_warning() {
             "`toolkit.enabled` is `false`",
         ),
         (
+            "[sharing]\nreplicas = 4\n",
+            "sharing.replicas`",
+            "`sharing.method` is `none`",
+        ),
+        (
             "[runtime]\nuse = [\"podman\"]\nsource = \"docker\"\n",
             "runtime.source`",
             "no configured runtime has several sources",

@@ -169,6 +169,7 @@ crate::scenarios::scenarios! {
     setting_removed: "setting-removed"
     settings_of_others: "settings-of-others"
     settings_of_others_read_by_others: "settings-of-others-read-by-others"
+    shared_gpus: "shared-gpus"
     source_malformed: "source-malformed"
     state_directory_lost: "state-directory-lost"
     state_of_others: "state-of-others"

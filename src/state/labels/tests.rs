@@ -5,7 +5,8 @@ use std::fs;
 
 use super::*;
 use crate::{
-    host::{FabricProgress, GpuFabric, MigDevice},
+    host::{FabricProgress, GpuFabric, MigDevice, MigShare},
+    mig::MigStrategy,
     steps::fixtures::{facts, nvml_device},
 };
 
@@ -18,9 +19,16 @@ fn ready(devices: Vec<NvmlDevice>) -> Nvml {
 }
 
 fn labels(devices: Vec<NvmlDevice>) -> BTreeMap<String, String> {
-    let labels = of(&facts(), &ready(devices), MigStrategy::None).expect("labels");
+    let labels = of(&facts(), &ready(devices), &DevicePluginSpec::default()).expect("labels");
     assert_eq!(labels.refused, BTreeMap::new());
     labels.labels
+}
+
+fn unshared(mig_strategy: MigStrategy) -> DevicePluginSpec {
+    DevicePluginSpec {
+        mig_strategy,
+        sharing: None,
+    }
 }
 
 #[test]
@@ -63,7 +71,7 @@ fn labels_match_gpu_feature_discovery() {
                 ..model.clone()
             })
             .collect();
-        let ours = of(&machine, &nvml, strategy).expect("labels");
+        let ours = of(&machine, &nvml, &unshared(strategy)).expect("labels");
         assert_eq!(ours.refused, BTreeMap::new(), "{name}");
         let ours: String = (ours.labels.iter())
             .map(|(key, value)| format!("{key}={value}\n"))
@@ -75,6 +83,96 @@ fn labels_match_gpu_feature_discovery() {
             lines
         };
         assert_eq!(sorted(&ours), sorted(&file("gfd")), "{name}");
+    }
+}
+
+/// The rules of resource.go: `getReplicas`, `getProductName` and `SharingStrategy`.
+#[test]
+fn shared_resources_have_replicas_strategy_and_suffix() {
+    let split = |index| NvmlDevice {
+        mig: Some(true),
+        mig_devices: vec![MigDevice {
+            index: 0,
+            uuid: None,
+            profile: Some("1g.10gb".to_owned()),
+            share: Some(MigShare::default()),
+        }],
+        ..nvml_device(index)
+    };
+    let plugin = |mig_strategy, resource: &str, rename| DevicePluginSpec {
+        mig_strategy,
+        sharing: Some(SharingSpec {
+            replicas: 4,
+            resources: vec![resource.to_owned()],
+            rename,
+            fail_requests_greater_than_one: true,
+        }),
+    };
+    let (gpu, mig) = ("nvidia.com/gpu", "nvidia.com/mig-1g.10gb");
+    let of_gpu = |devices: &[NvmlDevice], plugin: &DevicePluginSpec, resource: &str| {
+        let found = of(&facts(), &ready(devices.to_vec()), plugin).expect("labels");
+        ["product", "replicas", "sharing-strategy"].map(|key| {
+            found.labels.get(&format!("{resource}.{key}")).cloned().unwrap_or_default()
+        })
+    };
+    let (whole, both) = ([nvml_device(0)], [nvml_device(0), split(1)]);
+    let model = "NVIDIA-H100-80GB-HBM3";
+    for (devices, plugin, resource, product, replicas, strategy) in [
+        (
+            &whole[..],
+            plugin(MigStrategy::None, gpu, false),
+            gpu,
+            format!("{model}-SHARED"),
+            "4",
+            "time-slicing",
+        ),
+        // A renamed resource has no suffix.
+        (
+            &whole,
+            plugin(MigStrategy::None, gpu, true),
+            gpu,
+            model.to_owned(),
+            "4",
+            "time-slicing",
+        ),
+        (
+            &[split(0)],
+            plugin(MigStrategy::Single, gpu, false),
+            gpu,
+            format!("{model}-MIG-1g.10gb-SHARED"),
+            "4",
+            "time-slicing",
+        ),
+        // Only the listed resources are shared.
+        (
+            &both,
+            plugin(MigStrategy::Mixed, mig, false),
+            gpu,
+            model.to_owned(),
+            "1",
+            "none",
+        ),
+        (
+            &both,
+            plugin(MigStrategy::Mixed, mig, false),
+            mig,
+            format!("{model}-MIG-1g.10gb-SHARED"),
+            "4",
+            "time-slicing",
+        ),
+        // A GPU in MIG mode is not offered.
+        (
+            &[split(0)],
+            plugin(MigStrategy::Mixed, gpu, false),
+            gpu,
+            model.to_owned(),
+            "0",
+            "none",
+        ),
+    ] {
+        let found = of_gpu(devices, &plugin, resource);
+        let found = found.each_ref().map(String::as_str);
+        assert_eq!(found, [product.as_str(), replicas, strategy], "{plugin:?}");
     }
 }
 
@@ -142,7 +240,7 @@ fn gpus_of_two_classes_have_unknown_mode() {
         ..nvml_device(index)
     });
     let nvml = ready(devices.collect());
-    let found = of(&machine, &nvml, MigStrategy::None).expect("labels");
+    let found = of(&machine, &nvml, &DevicePluginSpec::default()).expect("labels");
     assert_eq!(found.labels["nvidia.com/gpu.mode"], "unknown");
 }
 
@@ -166,7 +264,7 @@ fn gpu_without_a_joined_fabric_has_no_clique() {
 
 #[test]
 fn labels_are_absent_if_nvml_does_not_respond() {
-    let of = |nvml: &Nvml| of(&facts(), nvml, MigStrategy::Mixed);
+    let of = |nvml: &Nvml| of(&facts(), nvml, &unshared(MigStrategy::Mixed));
     assert_eq!(of(&Nvml::DriverNotLoaded), Err(NoLabels::NoAnswer));
     let mut lost = nvml_device(1);
     lost.error = Some("the GPU is lost".to_owned());
@@ -202,7 +300,8 @@ fn labels_that_kubernetes_would_reject_are_separated() {
         ("()".to_owned(), false),
     ] {
         machine.product = Some(product.clone());
-        let found = of(&machine, &ready(vec![nvml_device(0)]), MigStrategy::None);
+        let nvml = ready(vec![nvml_device(0)]);
+        let found = of(&machine, &nvml, &DevicePluginSpec::default());
         let found = found.expect("labels");
         let key = "nvidia.com/gpu.machine";
         assert_eq!(found.refused.contains_key(key), is_refused, "{product}");

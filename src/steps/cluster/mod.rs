@@ -1,8 +1,10 @@
-//! The steps that make the machine a cluster node: `host` (kernel), `packages` (Kubernetes packages), `join` (membership;
-//! `restart_agent` detects an agent that must be restarted, `skew` unsupported versions) and `node` (state in the cluster).
+//! The steps that make the machine a cluster node: `host` (kernel), `packages` (Kubernetes packages), `device_plugin` (its
+//! configuration), `join` (membership; `restart_agent` detects an agent that must be restarted, `skew` unsupported versions) and
+//! `node` (state in the cluster).
 //! If the cluster is no longer configured, the node is not changed. Only `uninstall` removes a node, because its removal
 //! stops its pods.
 
+pub(super) mod device_plugin;
 pub(super) mod host;
 pub(super) mod join;
 pub(super) mod node;
@@ -68,7 +70,7 @@ struct WantedLabels {
 async fn wanted(cx: &Cx<'_>, spec: &ClusterSpec) -> WantedLabels {
     let mut wanted = WantedLabels::default();
     if spec.node.gpu_labels {
-        match (spec.node).labels_of_gpus(cx.facts, cx.state.nvml().await) {
+        match labels::of(cx.facts, cx.state.nvml().await, &cx.desired.device_plugin) {
             Ok(found) => wanted.labels = found.labels,
             Err(why) => wanted.unknown = Some(why.to_string()),
         }

@@ -1,0 +1,258 @@
+//! Sharing of GPUs between pods by the NVIDIA device plugin: the configuration of the plugin, and the resources that it then
+//! offers to pods. All functions are pure.
+//!
+//! Source: NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc): `api/config/v1` (the file), `internal/rm/device_map.go` (the
+//! resources).
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    host::NvmlDevice,
+    mig::{self, MigStrategy},
+    tools::kubernetes::kubectl::GPUS,
+};
+
+/// The directory of [`PATH`].
+pub const DIRECTORY: &str = "/etc/nvidia-device-plugin";
+
+/// The configuration for a device plugin that runs on the host (`--config-file`).
+pub const PATH: &str = "/etc/nvidia-device-plugin/gpu-bootstrap.yaml";
+
+/// The directory of the NVIDIA DRA driver, which provides GPUs to pods without a device plugin. Both must not offer the same
+/// GPUs. Source: kubernetes-sigs/dra-driver-nvidia-gpu, `DriverPluginPath`.
+pub const DRA_DRIVER: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com";
+
+/// The longest name of a resource, with its domain. Source: `MaxResourceNameLength`.
+pub const LONGEST_NAME: usize = 63;
+
+/// The suffix of a shared resource that is renamed. Source: `DefaultSharedResourceNameSuffix`.
+const RENAMED: &str = ".shared";
+
+/// How several pods share a GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SharingMethod {
+    /// Each device is offered to one pod.
+    #[default]
+    None,
+    /// Each device is offered several times. The pods take turns on it.
+    TimeSlicing,
+    /// Rejected with a message. The device plugin supports it.
+    #[schemars(skip)]
+    Mps,
+}
+
+/// The configuration of the device plugin.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct DevicePluginSpec {
+    /// How MIG devices are offered.
+    pub mig_strategy: MigStrategy,
+    /// `None` if no device is shared.
+    pub sharing: Option<SharingSpec>,
+}
+
+/// Devices that are shared by time-slicing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct SharingSpec {
+    /// How often each device is offered, at least 2.
+    pub replicas: u32,
+    /// The names of the shared resources, before they are renamed.
+    pub resources: Vec<String>,
+    /// Whether the names get the suffix `.shared`.
+    pub rename: bool,
+    /// Whether a pod that requests more than one replica is rejected.
+    pub fail_requests_greater_than_one: bool,
+}
+
+impl SharingSpec {
+    /// The method, as in the node label `nvidia.com/gpu.sharing-strategy`.
+    pub const STRATEGY: &'static str = "time-slicing";
+
+    /// Returns the name under which a shared resource is offered.
+    pub fn name_of(&self, resource: &str) -> String {
+        match self.rename {
+            true => format!("{resource}{RENAMED}"),
+            false => resource.to_owned(),
+        }
+    }
+
+    fn replicas(&self) -> usize {
+        usize::try_from(self.replicas).unwrap_or(usize::MAX)
+    }
+}
+
+impl DevicePluginSpec {
+    /// Whether it is the configuration of a plugin without a configuration file.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Returns how a resource is shared. `None` if it is not shared.
+    pub fn shared(&self, resource: &str) -> Option<&SharingSpec> {
+        (self.sharing.as_ref()).filter(|spec| spec.resources.iter().any(|name| name == resource))
+    }
+
+    /// Returns the configuration file of the device plugin, in YAML. Names and numbers need no quotes.
+    pub fn config(&self) -> String {
+        let strategy = mig::name(self.mig_strategy).unwrap_or("none");
+        let mut text = format!("version: v1\nflags:\n  migStrategy: {strategy}\n");
+        let Some(spec) = &self.sharing else {
+            return text;
+        };
+        text.push_str(&format!(
+            "sharing:\n  timeSlicing:\n    renameByDefault: {}\n    failRequestsGreaterThanOne: {}\n    resources:\n",
+            spec.rename, spec.fail_requests_greater_than_one
+        ));
+        for name in &spec.resources {
+            let replicas = spec.replicas;
+            text.push_str(&format!(
+                "      - name: {name}\n        replicas: {replicas}\n"
+            ));
+        }
+        text
+    }
+
+    /// Returns the resources that the device plugin offers to pods, with their numbers. Empty if it rejects the MIG devices.
+    ///
+    /// # Errors
+    /// If NVML does not report the profile of a MIG device.
+    pub fn offers(&self, devices: &[NvmlDevice]) -> Result<BTreeMap<String, usize>, String> {
+        let ignores_mig = self.mig_strategy == MigStrategy::None;
+        let whole = devices
+            .iter()
+            .filter(|gpu| ignores_mig || !mig::is_split(gpu));
+        let mut counts = BTreeMap::from([(GPUS.to_owned(), whole.count())]);
+        for candidate in mig::offers(self.mig_strategy, devices)? {
+            if candidate.part.is_none() {
+                return Ok(BTreeMap::new());
+            }
+            counts.insert(candidate.resource, candidate.count);
+        }
+        Ok(self.replicated(counts))
+    }
+
+    /// Returns the resources for a number of GPUs without MIG devices.
+    pub fn offers_of_whole_gpus(&self, count: usize) -> BTreeMap<String, usize> {
+        self.replicated(BTreeMap::from([(GPUS.to_owned(), count)]))
+    }
+
+    fn replicated(&self, counts: BTreeMap<String, usize>) -> BTreeMap<String, usize> {
+        (counts.into_iter())
+            .filter(|(_, count)| *count > 0)
+            .map(|(name, count)| match self.shared(&name) {
+                Some(spec) => (spec.name_of(&name), count.saturating_mul(spec.replicas())),
+                None => (name, count),
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        host::{MigDevice, MigShare},
+        steps::fixtures::nvml_device,
+    };
+
+    fn spec(mig_strategy: MigStrategy, resources: &[&str], rename: bool) -> DevicePluginSpec {
+        DevicePluginSpec {
+            mig_strategy,
+            sharing: Some(SharingSpec {
+                replicas: 4,
+                resources: resources.iter().map(|&name| name.to_owned()).collect(),
+                rename,
+                fail_requests_greater_than_one: true,
+            }),
+        }
+    }
+
+    #[test]
+    fn configuration_has_the_format_of_the_device_plugin() {
+        let names = ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"];
+        assert_eq!(
+            spec(MigStrategy::Mixed, &names, true).config(),
+            r"version: v1
+flags:
+  migStrategy: mixed
+sharing:
+  timeSlicing:
+    renameByDefault: true
+    failRequestsGreaterThanOne: true
+    resources:
+      - name: nvidia.com/gpu
+        replicas: 4
+      - name: nvidia.com/mig-1g.10gb
+        replicas: 4
+"
+        );
+        let plain = DevicePluginSpec::default();
+        assert_eq!(
+            plain.config(),
+            "version: v1\nflags:\n  migStrategy: none\n"
+        );
+        assert!(plain.is_default());
+    }
+
+    /// A GPU in MIG mode with two devices.
+    fn split(index: u32) -> NvmlDevice {
+        let part = |index| MigDevice {
+            index,
+            uuid: None,
+            profile: Some("1g.10gb".to_owned()),
+            share: Some(MigShare::default()),
+        };
+        NvmlDevice {
+            mig: Some(true),
+            mig_devices: vec![part(0), part(1)],
+            ..nvml_device(index)
+        }
+    }
+
+    #[test]
+    fn each_shared_device_is_offered_as_often_as_configured() {
+        let whole = [nvml_device(0), nvml_device(1)];
+        let mixed = [nvml_device(0), split(1)];
+        let (gpu, mig) = ("nvidia.com/gpu", "nvidia.com/mig-1g.10gb");
+        for (found, expected) in [
+            (DevicePluginSpec::default().offers(&whole), vec![(gpu, 2)]),
+            (
+                spec(MigStrategy::None, &[gpu], false).offers(&whole),
+                vec![(gpu, 8)],
+            ),
+            (
+                spec(MigStrategy::None, &[gpu], true).offers(&whole),
+                vec![("nvidia.com/gpu.shared", 8)],
+            ),
+            (
+                spec(MigStrategy::Mixed, &[mig], false).offers(&mixed),
+                vec![(gpu, 1), (mig, 8)],
+            ),
+            (
+                spec(MigStrategy::Single, &[gpu], false).offers(&[split(0)]),
+                vec![(gpu, 8)],
+            ),
+            // The plugin rejects a node with GPUs in both modes.
+            (
+                spec(MigStrategy::Single, &[gpu], false).offers(&mixed),
+                vec![],
+            ),
+            // The plugin ignores the MIG devices.
+            (
+                spec(MigStrategy::None, &[gpu], false).offers(&[split(0)]),
+                vec![(gpu, 4)],
+            ),
+        ] {
+            let found = found.expect("reported profiles");
+            let found: Vec<(&str, usize)> = (found.iter())
+                .map(|(name, count)| (name.as_str(), *count))
+                .collect();
+            assert_eq!(found, expected);
+        }
+    }
+}
