@@ -1,4 +1,4 @@
-//! Packs the built-in tables and the templates of `user-data` into one compressed stream. Comments and sources in tables are
+//! Packs the built-in tables and the templates of `user-data` and `manifests` into one compressed stream. Comments and sources in tables are
 //! removed, because the binary is copied to each machine.
 
 use std::{collections::BTreeSet, env, error::Error, fs, io::Write as _, path::Path};
@@ -20,6 +20,9 @@ const DIRECTORIES: [&str; 2] = ["clouds", "profiles"];
 
 /// The directory with the forms of `user-data`.
 const FORMS: &str = "cloud-init";
+
+/// The directory with the templates of `manifests`, some of them in subdirectories.
+const MANIFESTS: &str = "manifests";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");
@@ -57,8 +60,27 @@ fn main() -> Result<(), Box<dyn Error>> {
             write!(encoder, "{directory}/{file}\n{text}\0")?;
         }
     }
+    let images = for_programs(&read(&format!("{MANIFESTS}/images.toml"))?);
+    write!(encoder, "{MANIFESTS}/images\n{images}\0")?;
+    for path in templates(MANIFESTS)? {
+        write!(encoder, "{path}\n{}\0", read(&path)?)?;
+    }
     fs::write(out, encoder.finish()?)?;
     Ok(())
+}
+
+/// Returns the paths of the YAML files in a directory and its subdirectories, sorted.
+fn templates(directory: &str) -> Result<Vec<String>, Box<dyn Error>> {
+    let mut found = Vec::new();
+    for name in names(directory)? {
+        let path = format!("{directory}/{name}");
+        if Path::new(&path).is_dir() {
+            found.extend(templates(&path)?);
+        } else if path.ends_with(".yaml") {
+            found.push(path);
+        }
+    }
+    Ok(found)
 }
 
 /// Reads a file.

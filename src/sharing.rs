@@ -192,10 +192,7 @@ sharing:
 "
         );
         let plain = DevicePluginSpec::default();
-        assert_eq!(
-            plain.config(),
-            "version: v1\nflags:\n  migStrategy: none\n"
-        );
+        assert_eq!(plain.config(), "version: v1\nflags:\n  migStrategy: none\n");
         assert!(plain.is_default());
     }
 

@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 use camino::Utf8Path;
 use serde::Deserialize;
 
-use super::operator::{self, OPERATOR};
+use super::{
+    operator::{self, OPERATOR},
+    sharing,
+};
 use crate::{
     check::{Family, Finding, Subject, Verdict},
     error::causes,
@@ -16,6 +19,7 @@ use crate::{
         kubernetes::{NodeName, OF_READINESS, Taint},
     },
     runtimes::{PROGRAMS, RuntimeKind},
+    sharing::DRA_DRIVER,
     state::{Membership, Registered, Renamed, StateError},
     step::StepError,
     tools::{
@@ -52,9 +56,6 @@ const FEWER: &str =
 /// kubernetes/kubernetes, `pkg/kubelet/cm/devicemanager/manager.go` (`kubeletDeviceManagerCheckpoint`, `writeCheckpoint`: the
 /// healthy devices of each resource) and issue 120626 (the directory).
 const RECORD: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
-/// The directory of the NVIDIA DRA driver, which provides GPUs to pods without a device plugin. Source:
-/// kubernetes-sigs/dra-driver-nvidia-gpu, `DriverPluginPath`.
-const DRA: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com";
 
 const IDS: [Id; 5] = [READY, TAINTS, VERSIONS, OPERATOR, ALLOCATABLE];
 
@@ -89,6 +90,8 @@ struct ClusterState {
     node: Option<(NodeName, Registered)>,
     /// The number of GPUs in NVML; `None` if it does not respond.
     gpus: Option<usize>,
+    /// The resources that the configured sharing results in; `None` without sharing, or if they are unknown.
+    shares: Option<sharing::Resources>,
     /// The version of the API server, if it responds.
     server: Option<String>,
     /// Whether the machine has cgroup v1.
@@ -106,6 +109,7 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
         renamed: None,
         node: None,
         gpus: None,
+        shares: None,
         server: None,
         cgroup_v1: false,
         network_lacks: Vec::new(),
@@ -133,6 +137,10 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
         Nvml::Ready(view) => Some(view.devices.len()),
         _ => None,
     };
+    let shares = match subject.desired {
+        Some(desired) => sharing::expected(&desired.device_plugin, subject.state.nvml().await),
+        None => None,
+    };
     let answers = matches!(node, Some((_, Registered::Node(_))));
     let says_nothing = matches!(node, None | Some((_, Registered::Silent(_))));
     let files = subject.host.files();
@@ -141,6 +149,7 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
         renamed: subject.state.renamed()?,
         node,
         gpus,
+        shares,
         server: match answers {
             true => subject.state.api_server(&membership).await?,
             false => None,
@@ -208,7 +217,7 @@ fn recorded(subject: &Subject<'_>) -> Result<Option<RegisteredDevices>, StepErro
     let Some(text) = text.filter(|_| !subject.facts.gpus.is_empty()) else {
         return Ok(None);
     };
-    let has_dra = files.exists(Utf8Path::new(DRA))?;
+    let has_dra = files.exists(Utf8Path::new(DRA_DRIVER))?;
     Ok((!has_dra).then(|| read_record(&text)))
 }
 
@@ -498,6 +507,10 @@ fn decide(state: &ClusterState) -> Finding {
         links: vec![LINK.to_owned()],
         ..finding(status, why)
     };
+    let shares = state.shares.as_ref();
+    if let Some(shared) = shares.and_then(|all| sharing::decide(ALLOCATABLE, name, node, all)) {
+        return shared;
+    }
     let instead = node.offered_instead();
     let offered: Option<usize> =
         (node.allocatable_gpus.as_ref()).and_then(|text| text.parse().ok());
@@ -585,6 +598,7 @@ mod tests {
             renamed: None,
             node: Some(("gpu-1".parse().expect("a name"), says)),
             gpus,
+            shares: None,
             server: Some("v1.34.4".to_owned()),
             cgroup_v1: false,
             network_lacks: Vec::new(),

@@ -30,6 +30,7 @@ mod pins;
 mod program;
 mod rdma;
 mod runtime_files;
+mod sharing;
 mod virt;
 
 pub use messages::{INSTALL_IT, NO_GPU};

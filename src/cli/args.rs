@@ -4,7 +4,7 @@ use std::{str::FromStr, time::Duration};
 
 use camino::Utf8PathBuf;
 use clap::{
-    Args, Parser, Subcommand, ValueEnum,
+    ArgGroup, Args, Parser, Subcommand, ValueEnum,
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use clap_complete::Shell;
@@ -77,6 +77,9 @@ pub enum Command {
     /// Print user data for a type of node, with validated values
     #[command(after_long_help = help::of("user-data"))]
     UserData(UserDataArgs),
+    /// Write Kubernetes manifests for the settings of this node, such as the device plugin
+    #[command(after_long_help = help::of("manifests"))]
+    Manifests(ManifestsArgs),
     /// Compare the `check` documents of many nodes, and list those that fail or differ
     #[command(after_long_help = help::of("report"))]
     Report(ReportArgs),
@@ -271,7 +274,7 @@ pub struct CheckArgs {
 pub struct TrialArgs {
     /// Check the settings for this operating system, for example `ubuntu-24.04`, without a machine: only
     /// --config and --set are used. Exits with 0 if the settings are valid there
-    #[arg(long, value_name = "ID-VERSION", conflicts_with = "image")]
+    #[arg(long, value_name = "ID-VERSION")]
     pub os: Option<String>,
     /// GPU of the machine, for example `L4`, `10de:27b8`, or the instance type `p5.48xlarge`
     #[arg(long, value_name = "NAME|PCI-ID|INSTANCE-TYPE", requires = "os")]
@@ -286,6 +289,7 @@ pub struct TrialArgs {
 
 /// `plan`.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("planned").args(["os", "image"])))]
 pub struct PlanArgs {
     #[command(flatten)]
     pub target: TargetArgs,
@@ -448,6 +452,19 @@ pub struct UserDataArgs {
     /// type of node]
     #[arg(long, value_name = "ID-VERSION")]
     pub os: Option<String>,
+}
+
+/// `manifests`.
+#[derive(Debug, Args)]
+pub struct ManifestsArgs {
+    /// Directory for the files. Files that this command has not written, or that were edited, are not
+    /// overwritten
+    #[arg(long, value_name = "DIR")]
+    pub out: Utf8PathBuf,
+    #[command(flatten)]
+    pub target: TargetArgs,
+    #[command(flatten)]
+    pub trial: TrialArgs,
 }
 
 /// `modules`.

@@ -27,7 +27,7 @@ type CommandRow = (
     &'static [u8],
 );
 
-const COMMANDS: [CommandRow; 15] = [
+const COMMANDS: [CommandRow; 16] = [
     (
         "",
         &[
@@ -188,6 +188,21 @@ const COMMANDS: [CommandRow; 15] = [
             ),
         ],
         &[5],
+    ),
+    (
+        "manifests",
+        &[
+            (
+                "gpu-bootstrap manifests --out manifests",
+                "Write the manifests for this machine",
+            ),
+            (
+                "gpu-bootstrap manifests --out manifests --os ubuntu-24.04 --gpu 8xH100 \\\n      \
+                 --config site.toml",
+                "Write the manifests for a machine that does not exist yet",
+            ),
+        ],
+        &[5, 6, 10],
     ),
     (
         "report",

@@ -13,6 +13,7 @@ pub mod forms;
 pub mod help;
 mod install;
 mod machine;
+mod manifests;
 mod modules;
 mod plan;
 mod prepare;
@@ -117,6 +118,7 @@ async fn dispatch(
         }
         Command::Probe(args) => probe::run(host, env, console, args).await,
         Command::UserData(args) => user_data::run(host, env, console, &args),
+        Command::Manifests(args) => manifests::run(host, env, console, &args).await,
         Command::Report(args) => report::run(host, console, &args),
         Command::Modules(args) => modules::run(host, env, console, &args).await,
         Command::Completions(args) => {

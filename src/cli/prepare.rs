@@ -547,6 +547,11 @@ impl Target {
         &self.inspection.facts
     }
 
+    /// Returns the state of the machine, which is read on demand.
+    pub(super) fn state(&self) -> State {
+        self.inspection.state()
+    }
+
     /// Returns the request for the journal. A run that resumes after a reboot has another environment, so settings from
     /// environment variables are also kept, with lower priority than the others.
     fn kept(&self, env: &Env) -> Request {

@@ -65,27 +65,7 @@ pub(super) fn run(
     system: &str,
 ) -> Result<Exit, Failure> {
     let matrix = machine::matrix(host, env)?;
-    let os = compat::os_named(system)?;
-    let machines = machines(&matrix, &args.trial, &os)?;
-    let ask = SettingsRequest {
-        profile: args.target.profile.clone(),
-        config: prepare::absolute_all(&args.target.config)?,
-        set: args.target.set.clone(),
-        flags: Flags {
-            trial: true,
-            ..Flags::default()
-        },
-        secrets: env.secrets.clone(),
-        ..SettingsRequest::default()
-    };
-    let nothing = nothing();
-    let mut tried = Vec::new();
-    for machine in machines {
-        let named = &*host.files;
-        let found = load::load(&*nothing.files, named, &ask, &machine.facts, &matrix);
-        tried.push((machine, found));
-    }
-    let (machine, resolution) = alike(tried, &args.trial)?;
+    let (machine, resolution) = resolved(host, env, &matrix, (&args.target, &args.trial), system)?;
     console.warn(&resolution.warnings);
     rejected(&resolution.desired)?;
     let mut document = TrialDocument::of(&machine, &resolution, &args.trial);
@@ -101,6 +81,40 @@ pub(super) fn run(
         }
     }
     Ok(Exit::Ok)
+}
+
+/// Resolves settings for a machine that does not exist yet.
+///
+/// # Errors
+/// If the settings are invalid, or the options do not specify one machine.
+pub(super) fn resolved(
+    host: &Host,
+    env: &Env,
+    matrix: &Matrix,
+    (target, trial): (&args::TargetArgs, &args::TrialArgs),
+    system: &str,
+) -> Result<(TrialMachine, Resolution), Failure> {
+    let os = compat::os_named(system)?;
+    let machines = machines(matrix, trial, &os)?;
+    let ask = SettingsRequest {
+        profile: target.profile.clone(),
+        config: prepare::absolute_all(&target.config)?,
+        set: target.set.clone(),
+        flags: Flags {
+            trial: true,
+            ..Flags::default()
+        },
+        secrets: env.secrets.clone(),
+        ..SettingsRequest::default()
+    };
+    let nothing = nothing();
+    let mut tried = Vec::new();
+    for machine in machines {
+        let named = &*host.files;
+        let found = load::load(&*nothing.files, named, &ask, &machine.facts, matrix);
+        tried.push((machine, found));
+    }
+    alike(tried, trial)
 }
 
 /// Rejects versions that lack security fixes. The steps of `install` also reject them, unless the machine already has this
@@ -169,10 +183,10 @@ pub(super) fn without_gpu(matrix: &Matrix, os: &Os, arch: Option<String>) -> Fac
 }
 
 /// A simulated machine.
-struct TrialMachine {
+pub(super) struct TrialMachine {
     /// The GPUs, such as `p5.48xlarge (8 × H100 SXM5 80GB)`. `None` without a GPU.
     label: Option<String>,
-    facts: Facts,
+    pub(super) facts: Facts,
 }
 
 /// Returns the requested machines. A GPU name that matches several GPUs results in several machines.

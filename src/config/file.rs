@@ -12,8 +12,8 @@ use crate::{
         choices::{ConditionMeaning, Existing, Restart},
         values::{
             AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, GpuNeed, Holding,
-            MinisignKey, ModuleSource, ModuleTarget, Moment, PackagePattern, Proxy,
-            ResourceName, Size, TimeLimit, Url, VersionPattern, Word,
+            MinisignKey, ModuleSource, ModuleTarget, Moment, PackagePattern, Proxy, ResourceName,
+            Size, TimeLimit, Url, VersionPattern, Word,
         },
     },
     joins::JoinKind,

@@ -128,8 +128,9 @@ fn resources(
                     "set `cluster.mig-strategy = \"mixed\"`".to_owned(),
                 ),
             };
-            let why =
-                format!("no resource `{name}`: with `cluster.mig-strategy = \"{strategy}\"`, {why}");
+            let why = format!(
+                "no resource `{name}`: with `cluster.mig-strategy = \"{strategy}\"`, {why}"
+            );
             wrong.push((key, why, hint));
         }
         if names.contains(&name) {
@@ -154,7 +155,10 @@ mod tests {
             method: Some(SharingMethod::TimeSlicing),
             replicas: Some(replicas),
             resources: Some(
-                (resources.iter().map(|name| name.parse().expect("a resource"))).collect(),
+                (resources
+                    .iter()
+                    .map(|name| name.parse().expect("a resource")))
+                .collect(),
             ),
             ..SharingConfig::default()
         }

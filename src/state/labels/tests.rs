@@ -112,7 +112,11 @@ fn shared_resources_have_replicas_strategy_and_suffix() {
     let of_gpu = |devices: &[NvmlDevice], plugin: &DevicePluginSpec, resource: &str| {
         let found = of(&facts(), &ready(devices.to_vec()), plugin).expect("labels");
         ["product", "replicas", "sharing-strategy"].map(|key| {
-            found.labels.get(&format!("{resource}.{key}")).cloned().unwrap_or_default()
+            found
+                .labels
+                .get(&format!("{resource}.{key}"))
+                .cloned()
+                .unwrap_or_default()
         })
     };
     let (whole, both) = ([nvml_device(0)], [nvml_device(0), split(1)]);

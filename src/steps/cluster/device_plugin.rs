@@ -89,8 +89,7 @@ mod tests {
 
     #[test]
     fn only_the_configured_sharing_is_satisfied() {
-        let (why, changes) =
-            decide(&DevicePluginState::default(), &shared(4)).expect_needs();
+        let (why, changes) = decide(&DevicePluginState::default(), &shared(4)).expect_needs();
         assert!(why.ends_with("is missing"), "{why}");
         let [change @ Change::WriteFile { content, .. }] = &changes[..] else {
             panic!("{changes:?}");

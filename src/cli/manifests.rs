@@ -1,0 +1,249 @@
+//! `manifests`: writes Kubernetes manifests for the settings of a node, from the templates in `manifests/`. They need no
+//! cluster, and nothing is created in one.
+
+mod values;
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use self::values::{Node, render};
+use super::{
+    Failure, args,
+    env::{Console, Env},
+    machine, prepare, print, trial,
+};
+use crate::{
+    exit::Exit,
+    host::{FilesError, Host, Nvml, digest::sha256, trusted::refuse_foreign},
+    mig::MigStrategy,
+    model::text::{directory, shell_word},
+    sharing::DRA_DRIVER,
+    state::labels,
+};
+
+/// The first line of each file starts with this, and ends with the digest of the other lines.
+const MARKER: &str = "# Written by `gpu-bootstrap manifests`";
+
+/// The directory of the templates in the binary.
+const TEMPLATES: &str = "manifests";
+
+/// The template of the RuntimeClass.
+const RUNTIME_CLASS: &str = "20-runtime-class.yaml";
+
+/// The path of the pod that tests the device plugin.
+const TEST_POD: &str = "test/gpu-pod.yaml";
+
+pub(super) async fn run(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::ManifestsArgs,
+) -> Result<Exit, Failure> {
+    let out = prepare::absolute(&args.out)?;
+    let node = match &args.trial.os {
+        Some(system) => imagined(host, env, console, args, system)?,
+        None => this_machine(host, env, console, args).await?,
+    };
+    if node.offers.is_empty() {
+        return Err(Failure::new(
+            Exit::Blocked,
+            "no-devices",
+            "write the manifests: the device plugin would offer no GPU of this machine to pods",
+            Some(
+                "run `gpu-bootstrap facts` to list the GPUs. With `cluster.mig-strategy = \"single\"`, all GPUs need the same \
+                 MIG devices. For another machine, add `--os ID-VERSION --gpu NAME`",
+            ),
+        ));
+    }
+    let files = documents(&node, &out).map_err(|why| {
+        let message = format!("fill in the manifests: {why}");
+        Failure::new(Exit::Internal, "template-invalid", &message, None)
+    })?;
+    let changed = to_write(host, env, &files)?;
+    for (path, text) in &files {
+        let is_changed = changed.contains(&path.as_path());
+        if is_changed {
+            host.files
+                .write(path, text.as_bytes(), 0o644)
+                .map_err(|error| unwritable(path, error))?;
+        }
+        let done = if is_changed { "written" } else { "unchanged" };
+        print::text(&mut console.out, &format!("{done:<9} {path}\n"))?;
+    }
+    let apply = |path: &Utf8Path| format!("kubectl apply -f {}", shell_word(path));
+    console.next(
+        "Then, in the cluster (read the files in `policies` and `queues` before you apply them):",
+        &[apply(&out), apply(&out.join(TEST_POD))],
+    );
+    Ok(Exit::Ok)
+}
+
+fn unwritable(path: &Utf8Path, error: FilesError) -> Failure {
+    let message = format!("failed to write `{path}`");
+    let hint = "specify a directory with `--out` that only you can write";
+    Failure::caused(Exit::Internal, "output", &message, error, Some(hint))
+}
+
+/// Returns the values for a machine that does not exist yet.
+fn imagined(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::ManifestsArgs,
+    system: &str,
+) -> Result<Node, Failure> {
+    let matrix = machine::matrix(host, env)?;
+    let (machine, resolution) =
+        trial::resolved(host, env, &matrix, (&args.target, &args.trial), system)?;
+    console.warn(&resolution.warnings);
+    let desired = &resolution.desired;
+    if desired.device_plugin.mig_strategy != MigStrategy::None {
+        console.warn(&[
+            "MIG devices are unknown without the machine, so the quotas count whole GPUs"
+                .to_owned(),
+        ]);
+    }
+    let offers = (desired.device_plugin).offers_of_whole_gpus(machine.facts.gpus.len());
+    Ok(Node::new(desired, offers, None))
+}
+
+/// Returns the values for this machine.
+async fn this_machine(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::ManifestsArgs,
+) -> Result<Node, Failure> {
+    let request = prepare::request(&args.target, &args::ImageArgs::default(), false, None)?;
+    let target = prepare::target(host, env, request).await?;
+    console.warn(&target.resolution.warnings);
+    has_no_dra_driver(host)?;
+    let desired = &target.resolution.desired;
+    let plugin = &desired.device_plugin;
+    let state = target.state();
+    let nvml = state.nvml().await;
+    let Nvml::Ready(view) = nvml else {
+        console.warn(&[
+            "NVML does not respond, so the quotas count the GPUs on the PCI bus".to_owned(),
+        ]);
+        let offers = plugin.offers_of_whole_gpus(target.facts().gpus.len());
+        return Ok(Node::new(desired, offers, None));
+    };
+    let offers = plugin.offers(&view.devices).map_err(|what| {
+        let message = format!("count the devices: NVML does not report {what}");
+        let hint = "run `gpu-bootstrap check` to find the cause";
+        Failure::new(Exit::StepFailed, "devices-unknown", &message, Some(hint))
+    })?;
+    let labels = labels::of(target.facts(), nvml, plugin).ok();
+    let product = labels.and_then(|mut all| all.labels.remove(values::PRODUCT));
+    Ok(Node::new(desired, offers, product))
+}
+
+/// Rejects a node whose GPUs the NVIDIA DRA driver offers, because a device plugin would offer them again.
+fn has_no_dra_driver(host: &Host) -> Result<(), Failure> {
+    let found = host.files.exists(DRA_DRIVER.into()).map_err(|error| {
+        let message = format!("failed to look for the NVIDIA DRA driver in `{DRA_DRIVER}`");
+        Failure::caused(Exit::StepFailed, "unreadable", &message, error, None)
+    })?;
+    if !found {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Exit::Blocked,
+        "dra-driver",
+        &format!(
+            "write the device plugin: the NVIDIA DRA driver offers the GPUs of this node (`{DRA_DRIVER}`), and pods would get the \
+             same GPUs twice"
+        ),
+        Some(
+            "keep the DRA driver, and do not install the device plugin; or remove the DRA driver from the cluster, then the \
+             directory, and run the command again",
+        ),
+    ))
+}
+
+/// Returns the paths and texts of all files.
+fn documents(node: &Node, out: &Utf8Path) -> Result<Vec<(Utf8PathBuf, String)>, String> {
+    let values = node.values()?;
+    let mut files = Vec::new();
+    for (name, template) in directory(TEMPLATES)? {
+        let is_wanted = name != RUNTIME_CLASS || !node.has_runtime_class;
+        if name.ends_with(".yaml") && is_wanted {
+            let text = render(template, &values).map_err(|why| format!("{name}: {why}"))?;
+            files.push((out.join(name), marked(&text)));
+        }
+    }
+    Ok(files)
+}
+
+/// Adds the first line to a text.
+fn marked(text: &str) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    let digest = sha256(text.as_bytes());
+    format!("{MARKER} {version}. SHA-256 of the other lines: {digest}\n{text}")
+}
+
+/// Returns the reason a file must not be overwritten. `None` if this command wrote it, and it was not edited.
+fn kept(content: &[u8]) -> Option<&'static str> {
+    let text = String::from_utf8_lossy(content);
+    let Some((first, rest)) = text.split_once('\n').filter(|_| text.starts_with(MARKER)) else {
+        return Some("was not written by this command");
+    };
+    (!first.ends_with(&sha256(rest.as_bytes()))).then_some("was edited")
+}
+
+/// Returns the paths of the files that are missing or differ.
+///
+/// # Errors
+/// If one of them must not be overwritten. Nothing was written then.
+fn to_write<'f>(
+    host: &Host,
+    env: &Env,
+    files: &'f [(Utf8PathBuf, String)],
+) -> Result<Vec<&'f Utf8Path>, Failure> {
+    let (mut changed, mut refused) = (Vec::new(), Vec::new());
+    for (path, text) in files {
+        if env.root {
+            refuse_foreign(&*host.files, path).map_err(|error| unwritable(path, error))?;
+        }
+        let found = host.files.read(path);
+        let found = found.map_err(|error| unwritable(path, error))?;
+        match found {
+            Some(content) if content == text.as_bytes() => {}
+            Some(content) => match kept(&content) {
+                Some(why) => refused.push(format!("`{path}` {why}")),
+                None => changed.push(path.as_path()),
+            },
+            None => changed.push(path.as_path()),
+        }
+    }
+    if refused.is_empty() {
+        return Ok(changed);
+    }
+    Err(Failure::new(
+        Exit::Blocked,
+        "manifests-differ",
+        &format!("overwrite the manifests: {}", refused.join(", ")),
+        Some(
+            "specify another directory with `--out` and compare the files, or move these files away",
+        ),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{kept, marked};
+
+    #[test]
+    fn only_unedited_files_of_this_command_are_overwritten() {
+        let text = marked("apiVersion: v1\nkind: Pod\n");
+        for (content, why) in rows! {
+            text.clone(), None;
+            text.replace("kind: Pod", "kind: Job"), Some("was edited");
+            text.replacen('\n', "\r\n", 1), Some("was edited");
+            "apiVersion: v1\n".to_owned(), Some("was not written by this command");
+            String::new(), Some("was not written by this command");
+        } {
+            assert_eq!(kept(content.as_bytes()), why, "{content}");
+        }
+    }
+}
