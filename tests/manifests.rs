@@ -1,0 +1,398 @@
+//! The files of `manifests`: each document is complete, and refers only to objects in the same set. The settings are checked for a
+//! machine that does not exist, so that the test needs no GPU. `tests/vm` sends the files to a real API server.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    process::Output,
+};
+
+use assert_cmd::Command;
+use gpu_bootstrap::host::digest::sha256;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const KUBEADM: &str = r#"
+[sharing]
+method = "time-slicing"
+replicas = 4
+rename = true
+
+[cluster]
+join = "kubeadm"
+version = "1.36"
+server = "10.0.0.1:6443"
+token = "file:/etc/gpu-bootstrap/join-token"
+ca-cert-hashes = ["sha256:0000000000000000000000000000000000000000000000000000000000000000"]
+taints = ["nvidia.com/gpu=present:NoSchedule", "dedicated=ml:NoExecute"]
+"#;
+
+const K3S: &str = r#"
+[cluster]
+join = "k3s"
+server = "https://10.0.0.1:6443"
+token = "file:/etc/gpu-bootstrap/join-token"
+"#;
+
+/// A directory with the manifests of a machine with eight GPUs.
+struct Written {
+    directory: TempDir,
+}
+
+impl Written {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        Self { directory }
+    }
+
+    fn with(settings: &str) -> Self {
+        let written = Self::new();
+        let output = written.write(settings);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        written
+    }
+
+    fn write(&self, settings: &str) -> Output {
+        let config = self.directory.path().join("settings.toml");
+        fs::write(&config, settings).expect("written");
+        Command::cargo_bin("gpu-bootstrap")
+            .expect("the binary")
+            .env_clear()
+            .current_dir(&self.directory)
+            .args(["manifests", "--out", "out", "--config", "settings.toml"])
+            .args(["--os", "ubuntu-24.04", "--gpu", "8xH100"])
+            .output()
+            .expect("it runs")
+    }
+
+    /// The texts by path.
+    fn texts(&self) -> BTreeMap<String, String> {
+        let mut texts = BTreeMap::new();
+        read(&self.directory.path().join("out"), "", &mut texts);
+        texts
+    }
+
+    /// The documents, with the path of their file.
+    fn documents(&self) -> Vec<(String, Value)> {
+        let mut documents = Vec::new();
+        for (path, text) in self.texts() {
+            for part in text.split("\n---\n") {
+                let document: Value = serde_saphyr::from_str(part)
+                    .unwrap_or_else(|error| panic!("{path}: {error}\n{part}"));
+                documents.push((path.clone(), document));
+            }
+        }
+        documents
+    }
+}
+
+fn read(directory: &Path, prefix: &str, texts: &mut BTreeMap<String, String>) {
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let name = format!("{prefix}{}", name.expect("UTF-8"));
+        if path.is_dir() {
+            read(&path, &format!("{name}/"), texts);
+        } else {
+            texts.insert(name, fs::read_to_string(&path).expect("text"));
+        }
+    }
+}
+
+fn find<'d>(documents: &'d [(String, Value)], kind: &str, name: &str) -> &'d Value {
+    let mut all = documents.iter().map(|(_, document)| document);
+    all.find(|one| one["kind"] == kind && one["metadata"]["name"] == name)
+        .unwrap_or_else(|| panic!("no {kind} {name}"))
+}
+
+/// The pod specification of an object, if it has one.
+fn pod(document: &Value) -> Option<&Value> {
+    match document["kind"].as_str() {
+        Some("Pod") => Some(&document["spec"]),
+        Some("DaemonSet") => Some(&document["spec"]["template"]["spec"]),
+        _ => None,
+    }
+}
+
+fn array(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+/// The names of the objects to which a document refers, with their kinds.
+fn references(document: &Value) -> Vec<(&'static str, String)> {
+    let mut found = Vec::new();
+    let mut add = |kind, name: &Value| {
+        if let Some(name) = name.as_str() {
+            found.push((kind, name.to_owned()));
+        }
+    };
+    if document["metadata"]["namespace"].is_string() {
+        add("Namespace", &document["metadata"]["namespace"]);
+    }
+    if let Some(pod) = pod(document) {
+        add("RuntimeClass", &pod["runtimeClassName"]);
+        add("PriorityClass", &pod["priorityClassName"]);
+        add("ServiceAccount", &pod["serviceAccountName"]);
+        for volume in array(&pod["volumes"]) {
+            add("ConfigMap", &volume["configMap"]["name"]);
+            add("Secret", &volume["secret"]["secretName"]);
+        }
+        for container in array(&pod["containers"]) {
+            for source in array(&container["envFrom"]) {
+                add("ConfigMap", &source["configMapRef"]["name"]);
+            }
+        }
+    }
+    if document["kind"] == "LocalQueue" {
+        add("ClusterQueue", &document["spec"]["clusterQueue"]);
+    }
+    for group in array(&document["spec"]["resourceGroups"]) {
+        for flavor in array(&group["flavors"]) {
+            add("ResourceFlavor", &flavor["name"]);
+        }
+    }
+    found
+}
+
+/// Checks that each document has a type and a name, its selectors match, its mounts exist, and its references are in the set or
+/// in `existing`.
+fn is_complete(documents: &[(String, Value)], existing: &[(&str, &str)]) {
+    let mut known: BTreeSet<(String, String)> = BTreeSet::new();
+    for (path, document) in documents {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let (Some(_), Some(kind), Some(name)) = (
+            text(&document["apiVersion"]),
+            text(&document["kind"]),
+            text(&document["metadata"]["name"]),
+        ) else {
+            panic!("{path}: an object without type or name: {document}");
+        };
+        assert!(known.insert((kind, name)), "{path}: twice: {document}");
+    }
+    known.extend(
+        existing
+            .iter()
+            .map(|&(kind, name)| (kind.to_owned(), name.to_owned())),
+    );
+    for (path, document) in documents {
+        for (kind, name) in references(document) {
+            let is_known = known.contains(&(kind.to_owned(), name.clone()));
+            assert!(is_known, "{path}: no {kind} {name}");
+        }
+        let labels = &document["spec"]["template"]["metadata"]["labels"];
+        if document["kind"] == "DaemonSet" {
+            assert_eq!(
+                document["spec"]["selector"]["matchLabels"], *labels,
+                "{path}"
+            );
+        }
+        if document["kind"] == "Service" {
+            let selected = documents.iter().any(|(_, other)| {
+                other["spec"]["template"]["metadata"]["labels"] == document["spec"]["selector"]
+            });
+            assert!(selected, "{path}: the selector matches no pod");
+        }
+        let Some(pod) = pod(document) else {
+            continue;
+        };
+        let volumes: Vec<&Value> = array(&pod["volumes"])
+            .map(|volume| &volume["name"])
+            .collect();
+        for container in array(&pod["containers"]) {
+            for mount in array(&container["volumeMounts"]) {
+                assert!(volumes.contains(&&mount["name"]), "{path}: {mount}");
+            }
+            let image = container["image"].as_str().expect("an image");
+            let tag = image.rsplit_once(':').map(|(_, tag)| tag);
+            assert!(tag.is_some_and(|tag| !tag.contains('/')), "{path}: {image}");
+        }
+    }
+}
+
+/// The objects of each cluster.
+const BUILT_IN: [(&str, &str); 1] = [("PriorityClass", "system-node-critical")];
+
+#[test]
+fn manifests_are_complete_and_follow_the_settings() {
+    let written = Written::with(KUBEADM);
+    let texts = written.texts();
+    for (path, text) in &texts {
+        let (first, rest) = text.split_once('\n').expect("lines");
+        assert!(
+            first.starts_with("# Written by `gpu-bootstrap manifests`"),
+            "{path}"
+        );
+        assert!(first.ends_with(&sha256(rest.as_bytes())), "{path}: {first}");
+        let settings = rest
+            .lines()
+            .filter(|line| !line.trim_start().starts_with('#'));
+        assert_eq!(
+            settings.filter(|line| line.contains('@')).count(),
+            0,
+            "{path}"
+        );
+    }
+    let documents = written.documents();
+    is_complete(&documents, &BUILT_IN);
+
+    let config = &find(&documents, "ConfigMap", "nvidia-device-plugin")["data"]["config.yaml"];
+    let config = config.as_str().expect("text");
+    let parsed: Value = serde_saphyr::from_str(config).expect("YAML");
+    assert_eq!(
+        parsed,
+        json!({
+            "version": "v1",
+            "flags": {"migStrategy": "none"},
+            "sharing": {"timeSlicing": {
+                "renameByDefault": true,
+                "failRequestsGreaterThanOne": true,
+                "resources": [{"name": "nvidia.com/gpu", "replicas": 4}],
+            }},
+        })
+    );
+    let plugin = &find(&documents, "DaemonSet", "nvidia-device-plugin")["spec"]["template"];
+    assert_eq!(
+        plugin["metadata"]["annotations"]["checksum/config"],
+        sha256(config.as_bytes())
+    );
+    let pod = &plugin["spec"];
+    assert_eq!(
+        pod["nodeSelector"],
+        json!({"nvidia.com/gpu.present": "true"})
+    );
+    let dedicated = json!({"key": "dedicated", "operator": "Exists", "effect": "NoExecute"});
+    assert!(
+        array(&pod["tolerations"]).any(|one| *one == dedicated),
+        "{pod}"
+    );
+    let container = &pod["containers"][0];
+    assert_eq!(
+        container["securityContext"]["capabilities"],
+        json!({"drop": ["ALL"]})
+    );
+    let exporter = &find(&documents, "DaemonSet", "dcgm-exporter")["spec"]["template"]["spec"];
+    let shared = json!({"name": "KUBERNETES_VIRTUAL_GPUS", "value": "true"});
+    assert!(array(&exporter["containers"][0]["env"]).any(|one| *one == shared));
+    // Eight GPUs with four replicas each.
+    let quota = &find(&documents, "ResourceQuota", "gpus")["spec"]["hard"];
+    assert_eq!(*quota, json!({"requests.nvidia.com/gpu.shared": "32"}));
+    let queue = &find(&documents, "Queue", "gpus")["spec"]["capability"];
+    assert_eq!(*queue, json!({"nvidia.com/gpu.shared": 32}));
+    let group = &find(&documents, "ClusterQueue", "gpus")["spec"]["resourceGroups"][0];
+    let resources: Vec<&Value> = array(&group["flavors"][0]["resources"])
+        .map(|one| &one["name"])
+        .collect();
+    // Kueue requires the same order.
+    assert_eq!(
+        array(&group["coveredResources"]).collect::<Vec<_>>(),
+        resources
+    );
+    let test = &find(&documents, "Pod", "gpu-test")["spec"]["containers"][0]["resources"]["limits"];
+    assert_eq!(*test, json!({"nvidia.com/gpu.shared": 1}));
+}
+
+#[test]
+fn k3s_has_its_own_runtime_class() {
+    let documents = Written::with(K3S).documents();
+    let k3s = [BUILT_IN[0], ("RuntimeClass", "nvidia")];
+    is_complete(&documents, &k3s);
+    assert!(
+        documents
+            .iter()
+            .all(|(_, one)| one["kind"] != "RuntimeClass")
+    );
+    let quota = &find(&documents, "ResourceQuota", "gpus")["spec"]["hard"];
+    assert_eq!(*quota, json!({"requests.nvidia.com/gpu": "8"}));
+}
+
+/// Without a cluster in the settings, no node has our labels, so the pods must not require them. With MIG, the device plugin needs
+/// more permissions.
+#[test]
+fn other_settings_result_in_complete_manifests() {
+    let written = Written::with("cluster.mig-strategy = \"mixed\"\n");
+    let documents = written.documents();
+    is_complete(&documents, &BUILT_IN);
+    let plugin = &find(&documents, "DaemonSet", "nvidia-device-plugin")["spec"]["template"]["spec"];
+    assert!(plugin["nodeSelector"].is_null(), "{plugin}");
+    let container = &plugin["containers"][0];
+    assert_eq!(
+        container["securityContext"]["capabilities"],
+        json!({"add": ["SYS_ADMIN"]})
+    );
+    let config = &find(&documents, "ConfigMap", "nvidia-device-plugin")["data"]["config.yaml"];
+    assert_eq!(*config, "version: v1\nflags:\n  migStrategy: mixed\n");
+}
+
+#[test]
+fn edited_and_foreign_files_are_not_overwritten() {
+    let written = Written::with("");
+    let said = |output: &Output| {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (
+            output.status.code(),
+            text(&output.stdout),
+            text(&output.stderr),
+        )
+    };
+    let (code, again, _) = said(&written.write(""));
+    assert_eq!(code, Some(0));
+    assert!(
+        again.lines().all(|line| line.starts_with("unchanged ")),
+        "{again}"
+    );
+    // A file of this command follows the settings.
+    let shared = "sharing = { method = \"time-slicing\", replicas = 2 }\n";
+    let (code, changed, _) = said(&written.write(shared));
+    assert_eq!(code, Some(0));
+    let has = |done: &str, name: &str| {
+        (changed.lines()).any(|line| line.starts_with(done) && line.ends_with(name))
+    };
+    assert!(has("written ", "/30-device-plugin.yaml"), "{changed}");
+    assert!(has("unchanged ", "/10-namespace.yaml"), "{changed}");
+
+    let before = written.texts();
+    let path = |name: &str| written.directory.path().join("out").join(name);
+    let quota = "policies/30-resource-quota.yaml";
+    let edited = before[quota].replace("\"16\"", "\"4\"");
+    assert_ne!(edited, before[quota]);
+    fs::write(path(quota), &edited).expect("written");
+    fs::write(path("10-namespace.yaml"), "kind: Namespace\n").expect("written");
+    let (code, _, error) = said(&written.write(""));
+    assert_eq!(code, Some(5), "{error}");
+    for part in [
+        "10-namespace.yaml` was not written by this command",
+        "30-resource-quota.yaml` was edited",
+        "hint: ",
+    ] {
+        // Messages are wrapped.
+        let error = error.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(error.contains(part), "{error}");
+    }
+    // Nothing was written, also not the files that differ from the settings.
+    let after = written.texts();
+    assert_eq!(
+        after["30-device-plugin.yaml"],
+        before["30-device-plugin.yaml"]
+    );
+    assert_eq!(after[quota], edited);
+}
+
+/// The page for users must not promise more than `images.toml`.
+#[test]
+fn unverified_images_are_documented() {
+    let images: toml::Table = fs::read_to_string("manifests/images.toml")
+        .expect("the table")
+        .parse()
+        .expect("TOML");
+    let page = fs::read_to_string("docs/share-a-gpu.md").expect("the page");
+    for (name, row) in images {
+        let image = row["image"].as_str().expect("an image");
+        assert!(row["source"].is_str(), "{name}");
+        let is_listed = page
+            .lines()
+            .any(|line| line.contains(image) && line.contains("not pulled"));
+        assert_eq!(is_listed, row.get("unverified").is_some(), "{name}");
+    }
+}
