@@ -35,6 +35,8 @@ server = "https://10.0.0.1:6443"
 token = "file:/etc/gpu-bootstrap/join-token"
 "#;
 
+const EKS: &str = "cluster.join = \"eks\"\nruntime.use = []\n";
+
 /// A directory with the manifests of a machine with eight GPUs.
 struct Written {
     directory: TempDir,
@@ -294,7 +296,14 @@ fn manifests_are_complete_and_follow_the_settings() {
 }
 
 #[test]
-fn k3s_has_its_own_runtime_class() {
+fn runtime_class_is_created_only_if_required() {
+    let eks = Written::with(EKS).documents();
+    is_complete(&eks, &BUILT_IN);
+    let classes = eks
+        .iter()
+        .filter_map(|(_, one)| pod(one))
+        .filter(|pod| pod["runtimeClassName"].is_string());
+    assert_eq!(classes.count(), 0);
     let documents = Written::with(K3S).documents();
     let k3s = [BUILT_IN[0], ("RuntimeClass", "nvidia")];
     is_complete(&documents, &k3s);

@@ -5,7 +5,7 @@ mod values;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use self::values::{Node, render};
+use self::values::{Node, RuntimeClass, render};
 use super::{
     Failure, args,
     env::{Console, Env},
@@ -166,7 +166,7 @@ fn documents(node: &Node, out: &Utf8Path) -> Result<Vec<(Utf8PathBuf, String)>, 
     let values = node.values()?;
     let mut files = Vec::new();
     for (name, template) in directory(TEMPLATES)? {
-        let is_wanted = name != RUNTIME_CLASS || !node.has_runtime_class;
+        let is_wanted = name != RUNTIME_CLASS || node.runtime_class == RuntimeClass::Created;
         if name.ends_with(".yaml") && is_wanted {
             let text = render(template, &values).map_err(|why| format!("{name}: {why}"))?;
             files.push((out.join(name), marked(&text)));

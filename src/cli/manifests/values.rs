@@ -31,8 +31,28 @@ pub(super) struct Node {
     /// Whether gpu-bootstrap labels the node.
     is_labeled: bool,
     product: Option<String>,
-    /// Whether the Kubernetes distribution creates the RuntimeClass.
-    pub(super) has_runtime_class: bool,
+    pub(super) runtime_class: RuntimeClass,
+}
+
+/// How pods get the nvidia runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RuntimeClass {
+    /// By a RuntimeClass in the manifests.
+    Created,
+    /// By a RuntimeClass of the Kubernetes distribution. Source: k3s, "Advanced Options"; RKE2, "GPU Operators".
+    Existing,
+    /// It is the default runtime of the node. Source: awslabs/amazon-eks-ami, nodeadm.
+    Default,
+}
+
+impl RuntimeClass {
+    fn of(method: &JoinMethod) -> Self {
+        match method {
+            JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. } => Self::Existing,
+            JoinMethod::Eks => Self::Default,
+            _ => Self::Created,
+        }
+    }
 }
 
 /// An image in `images.toml`.
@@ -60,13 +80,8 @@ impl Node {
             taints: cluster.map_or_else(Vec::new, |spec| spec.node.taints.clone()),
             is_labeled: cluster.is_some_and(|spec| spec.node.gpu_labels),
             product,
-            // Source: k3s, "Advanced Options"; RKE2, "GPU Operators".
-            has_runtime_class: cluster.is_some_and(|spec| {
-                matches!(
-                    spec.method,
-                    JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. }
-                )
-            }),
+            runtime_class: cluster
+                .map_or(RuntimeClass::Created, |spec| RuntimeClass::of(&spec.method)),
         }
     }
 
@@ -113,6 +128,13 @@ impl Node {
                 match &self.plugin.sharing {
                     Some(_) => "- {name: KUBERNETES_VIRTUAL_GPUS, value: \"true\"}".to_owned(),
                     None => String::new(),
+                },
+            ),
+            (
+                "RUNTIME-CLASS",
+                match self.runtime_class {
+                    RuntimeClass::Default => String::new(),
+                    _ => "runtimeClassName: nvidia".to_owned(),
                 },
             ),
             ("TOLERATIONS", self.tolerations()),
