@@ -636,6 +636,25 @@ mod tests {
         ] {
             assert!(bad.parse::<ModuleSource>().is_err(), "{bad}");
         }
+        for good in [
+            "nvidia.com/gpu",
+            "nvidia.com/mig-1g.10gb",
+            "nvidia.com/mig-1c.3g.40gb.me.all",
+        ] {
+            assert!(good.parse::<ResourceName>().is_ok(), "{good}");
+        }
+        // The name is written to YAML without quotes.
+        for bad in [
+            "",
+            "nvidia.com/gpu.shared",
+            "nvidia.com/mig-",
+            "nvidia.com/mig-1g.10gb+me",
+            "nvidia.com/mig-1G.10gb",
+            "nvidia.com/mig-1g: {}",
+            "nvidia.com/mig-1g.",
+        ] {
+            assert!(bad.parse::<ResourceName>().is_err(), "{bad}");
+        }
         for good in ["/srv/modules", "oci://m.example/gpu"] {
             assert!(good.parse::<ModuleTarget>().is_ok(), "{good}");
         }
