@@ -79,8 +79,7 @@ impl State {
     /// If the command cannot be executed.
     pub async fn query(&self, query: &Query) -> Result<Output, ExecError> {
         let cell = {
-            let mut queries =
-                (self.memo.queries.lock()).unwrap_or_else(PoisonError::into_inner);
+            let mut queries = (self.memo.queries.lock()).unwrap_or_else(PoisonError::into_inner);
             match queries.iter().find(|(known, _)| known == query) {
                 Some((_, cell)) => Arc::clone(cell),
                 None => {
