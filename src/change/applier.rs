@@ -19,7 +19,7 @@ use super::{
     backup::Backups,
     file,
     labels::written,
-    packages::{DryRunCache, Lists, OwnHolds, Reduced, Simulation, WantedPackages},
+    packages::{Lists, OwnHolds, QueryCache, Reduced, Simulation, WantedPackages},
     probe::ProbeCaller,
 };
 use crate::{
@@ -48,8 +48,8 @@ pub struct Applier {
     pub(super) paused_for_run: Arc<AtomicBool>,
     /// Held while timers are paused or started, because package work and a build can run at the same time.
     pub(super) pausing: Arc<tokio::sync::Mutex<()>>,
-    /// Data that the current dry run has read. `None` outside of a dry run.
-    pub(super) cache: Option<Arc<DryRunCache>>,
+    /// The results of queries. Only set in an applier for one dry run, or for the approval of one transaction.
+    pub(super) cache: Option<Arc<QueryCache>>,
     /// The packages that the run needs. `None` if they are unknown; then no source may fail.
     pub(super) wanted: Option<Arc<WantedPackages>>,
 }

@@ -80,16 +80,17 @@ impl From<Failed> for Simulation {
     }
 }
 
-/// Data that a dry run has read, so that the same query is not executed twice. Each dry run has its own, and no change uses it.
+/// The results of queries, so that the same query is not executed twice for one dry run or for the approval of one transaction.
+/// A change is never based on it: the package manager and the inventories read everything again.
 #[derive(Default)]
-pub(in crate::change) struct DryRunCache {
+pub(in crate::change) struct QueryCache {
     pub(super) database: OnceCell<Vec<Package>>,
     outputs: Mutex<Vec<(Query, Output)>>,
     /// By name. `None` if no repository has the package.
     offers: Mutex<BTreeMap<String, Option<AvailablePackage>>>,
 }
 
-impl DryRunCache {
+impl QueryCache {
     fn output(&self, query: &Query) -> Option<Output> {
         let outputs = self.outputs.lock().unwrap_or_else(PoisonError::into_inner);
         let known = outputs.iter().find(|(known, _)| known == query);
@@ -123,7 +124,16 @@ impl DryRunCache {
 }
 
 impl Applier {
-    /// Runs a query of the package manager. A dry run executes each query once.
+    /// Returns an applier that reads the package database and executes each query only once. It must not be used after a command
+    /// that changes packages or lists.
+    pub(super) fn caching(&self) -> Self {
+        Self {
+            cache: Some(Arc::default()),
+            ..self.clone()
+        }
+    }
+
+    /// Runs a query of the package manager.
     pub(super) async fn output_of(&self, query: &Query) -> Result<Output, ExecError> {
         let Some(cache) = &self.cache else {
             return self.host.reader().query(query).await;
@@ -136,8 +146,7 @@ impl Applier {
         Ok(output)
     }
 
-    /// Returns the available versions of these packages. Packages that no repository has are missing in the result. A dry run
-    /// looks up each package once.
+    /// Returns the available versions of these packages. Packages that no repository has are missing in the result.
     pub(super) async fn offers(
         &self,
         names: &[&str],
@@ -166,15 +175,11 @@ impl Applier {
         found.into_iter().next().unwrap_or(nothing)
     }
 
-    /// Simulates the installations of several steps, in step order, and returns the result for each of them. Rejected are:
-    /// packages that [`Guard`](crate::config::desired::Guard) excludes, actions that the plan does not approve, and packages that
-    /// do not fit on a filesystem. The transaction is checked again when it is performed.
+    /// Simulates the installations of several steps, in step order, and returns the result for each of them. Rejected are
+    /// packages that [`Guard`](crate::config::desired::Guard) excludes, actions that the plan does not approve, and packages
+    /// that do not fit on a filesystem. The transaction is checked again when it is performed.
     pub(in crate::change) async fn simulate_changes(&self, changes: &[&Change]) -> Vec<Simulation> {
-        let applier = Self {
-            cache: Some(Arc::default()),
-            ..self.clone()
-        };
-        applier.simulate_cached(changes).await
+        self.caching().simulate_cached(changes).await
     }
 
     async fn simulate_cached(&self, changes: &[&Change]) -> Vec<Simulation> {
@@ -299,9 +304,9 @@ impl Applier {
         found
     }
 
-    /// Simulates and approves one transaction, and returns its actions. `None` if it is only possible together with all required
-    /// packages: other steps add packages to the same transaction, such as the headers of the installed kernel, and the complete
-    /// transaction may then install no other kernel.
+    /// Simulates and approves one transaction, and returns its actions. `None` if it is only possible together with all
+    /// required packages: other steps add packages to the same transaction, such as the headers of the installed kernel, and
+    /// the complete transaction may then install no other kernel.
     async fn evaluate(
         &self,
         specs: &[PackageSpec],
@@ -351,7 +356,7 @@ impl Applier {
 
     /// Returns the simulated transaction. If the sizes need a separate query, it runs at the same time, and
     /// [`Self::check_space`] finds its output in the cache.
-    async fn work_with_sizes(
+    pub(super) async fn work_with_sizes(
         &self,
         resolved: &BTreeMap<String, String>,
         removing: &[String],

@@ -65,48 +65,44 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         self.exclusively(sink, async {
             self.check_consistent().await?;
-            let mut resolved = match self.resolve(specs).await {
-                // Lists as old as the image may not contain the mirror's current versions.
-                Err(error) if is_not_offered(&error) && !self.lists.are_fresh() => {
-                    self.update(sink).await?;
-                    self.resolve(specs).await?
-                }
-                resolved => resolved?,
-            };
             let mut attempts = Attempts::new();
-            let removed = loop {
-                let transacted = self.transact(&resolved, specs, removing, later, undo, sink);
-                match transacted.await {
-                    Ok(removed) => break removed,
+            // Newer lists, or the work of another package manager, may change the transaction, so each attempt resolves,
+            // simulates and approves it again.
+            let (resolved, removed) = loop {
+                match self.transact(specs, removing, later, undo, sink).await {
+                    Ok(done) => break done,
+                    // Lists as old as the image may not contain the mirror's current versions.
+                    Err(error) if is_not_offered(&error) && !self.lists.are_fresh() => {
+                        self.update(sink).await?;
+                    }
                     Err(error) => self.wait_before_retry(&mut attempts, error, sink).await?,
                 }
-                // Newer lists, or the work of another package manager, may change the transaction, so simulate and approve it
-                // again.
-                resolved = self.resolve(specs).await?;
             };
-            self.verify(&resolved, &removed).await
+            self.caching().verify(&resolved, &removed).await
         })
         .await
         .map_err(|error| self.name_exclusions(error, &names(specs)))
     }
 
-    /// Simulates, approves, downloads and performs a transaction once. Returns the packages that it had to remove.
+    /// Resolves, simulates, approves, downloads and performs a transaction once. Returns the versions of the required packages,
+    /// and the packages that it had to remove.
     async fn transact(
         &self,
-        resolved: &BTreeMap<String, String>,
         specs: &[PackageSpec],
         removing: &[String],
         later: bool,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<Vec<String>, ChangeError> {
-        let Some(mut work) = self.work(resolved, removing).await? else {
-            return Ok(Vec::new());
+    ) -> Result<(BTreeMap<String, String>, Vec<String>), ChangeError> {
+        let before = self.caching();
+        let resolved = before.resolve(specs).await?;
+        let Some(mut work) = before.work_with_sizes(&resolved, removing).await? else {
+            return Ok((resolved, Vec::new()));
         };
         let (request, actions) = (work.request(), &work.actions);
-        self.guard(actions, specs).await?;
-        self.approve(actions, &names(specs), removing).await?;
-        self.check_space(&request, Some(&work.said)).await?;
+        before.guard(actions, specs).await?;
+        before.approve(actions, &names(specs), removing).await?;
+        before.check_space(&request, Some(&work.said)).await?;
         let settings = self.settings();
         let downloads = actions
             .iter()
@@ -145,7 +141,7 @@ impl Applier {
                 return Err(error);
             }
         }
-        Ok(work.removing)
+        Ok((resolved, work.removing))
     }
 
     /// Returns the simulated transaction, or `None` if there is nothing to do. Packages to replace get another version if a

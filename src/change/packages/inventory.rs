@@ -18,7 +18,7 @@ use crate::{
 const ETC: &str = "/etc";
 
 impl Applier {
-    /// The package database. A dry run reads it once.
+    /// The package database.
     pub(super) async fn database(&self) -> Result<Vec<Package>, ChangeError> {
         match &self.cache {
             Some(cache) => {

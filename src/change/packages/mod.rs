@@ -26,7 +26,7 @@ mod undo;
 mod untracked_files;
 
 pub use deferred_builds::release_builds;
-pub(super) use dry_run::DryRunCache;
+pub(super) use dry_run::QueryCache;
 pub use dry_run::{FURTHER, NOT_SIMULATED, Simulation};
 pub use effects::{Effects, Inventory, Unowned};
 pub(super) use holds::OwnHolds;

@@ -69,6 +69,21 @@ async fn unapproved_actions_are_detected_before_the_first_change(kind: Kind) {
     machine.applier.dry_run(&change).await.unwrap();
 }
 
+/// The three reads are for interrupted package work, for the approval, and for the inventory before the download, which may
+/// import keys.
+#[tokio::test]
+async fn approval_reads_the_database_once() {
+    let (machine, _) = docker(Kind::Dnf);
+    machine.apply(&install(&["docker.io"])).await.unwrap();
+    let lines = machine.fakes.exec.lines();
+    let is_download = |line: &String| line.contains("--downloadonly");
+    let before = lines.split(is_download).next().unwrap_or_default();
+    let reads = (before.iter())
+        .filter(|line| line.starts_with("rpm -qa --qf") && line.contains("%{NAME}"))
+        .count();
+    assert_eq!(reads, 3, "{before:?}");
+}
+
 /// The preview of each installation.
 async fn previews(machine: &TestMachine, changes: &[Change]) -> Vec<Result<String, ChangeError>> {
     let changes: Vec<&Change> = changes.iter().collect();
