@@ -34,8 +34,8 @@ pub struct Timing {
     pub boots: usize,
     /// Seconds without a change or reboot in progress, spent on assessments and waiting.
     pub between: f64,
-    /// CPU seconds of gpu-bootstrap itself, without the programs that it started, in all its runs. `None` if no run has recorded
-    /// them.
+    /// CPU seconds of gpu-bootstrap itself, without the programs that it started, in all its runs. `None` if no run has
+    /// recorded them.
     pub cpu_seconds: Option<f64>,
     /// The same for the last run after the installation, which changed nothing. `None` if there was no such run.
     pub cpu_seconds_without_changes: Option<f64>,

@@ -124,8 +124,8 @@ impl QueryCache {
 }
 
 impl Applier {
-    /// Returns an applier that reads the package database and executes each query only once. It must not be used after a command
-    /// that changes packages or lists.
+    /// Returns an applier that reads the package database and executes each query only once. It must not be used after a
+    /// command that changes packages or lists.
     pub(super) fn caching(&self) -> Self {
         Self {
             cache: Some(Arc::default()),

@@ -15,8 +15,8 @@ pub struct Merged {
     pub removing: Vec<String>,
 }
 
-/// Merges [`Change::InstallPackages`] of several steps, each with the index of its step. A step that conflicts with an earlier one
-/// is left out, and so are other changes.
+/// Merges [`Change::InstallPackages`] of several steps, each with the index of its step. A step that conflicts with an earlier
+/// one is left out, and so are other changes.
 pub fn merge<'c>(changes: impl IntoIterator<Item = (usize, &'c Change)>) -> Merged {
     let mut steps = Vec::new();
     let mut specs: BTreeMap<&str, &PackageSpec> = BTreeMap::new();
