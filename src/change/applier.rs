@@ -19,7 +19,7 @@ use super::{
     backup::Backups,
     file,
     labels::written,
-    packages::{Lists, OwnHolds, Reduced, WantedPackages},
+    packages::{Lists, OwnHolds, QueryCache, Reduced, Simulation, WantedPackages},
     probe::ProbeCaller,
 };
 use crate::{
@@ -48,9 +48,8 @@ pub struct Applier {
     pub(super) paused_for_run: Arc<AtomicBool>,
     /// Held while timers are paused or started, because package work and a build can run at the same time.
     pub(super) pausing: Arc<tokio::sync::Mutex<()>>,
-    /// Held during the dry run of an installation if the package manager's simulations wait for each other, so that the time
-    /// limit of a simulation does not include the wait for another one.
-    pub(super) simulating: Arc<tokio::sync::Mutex<()>>,
+    /// The results of queries. Only set in an applier for one dry run, or for the approval of one transaction.
+    pub(super) cache: Option<Arc<QueryCache>>,
     /// The packages that the run needs. `None` if they are unknown; then no source may fail.
     pub(super) wanted: Option<Arc<WantedPackages>>,
 }
@@ -81,7 +80,7 @@ impl Applier {
             need_toolkit: Arc::default(),
             paused_for_run: Arc::default(),
             pausing: Arc::default(),
-            simulating: Arc::default(),
+            cache: None,
             wanted: None,
         }
     }
@@ -224,9 +223,7 @@ impl ApplyChanges for Applier {
                 Some(file::diff(path, text(path)?.as_deref(), content))
             }
             Change::AddRepository { repository } => Some(self.preview_repository(repository)?),
-            Change::InstallPackages {
-                packages, removing, ..
-            } => Some(self.preview_install(packages, removing).await?),
+            Change::InstallPackages { .. } => Some(self.simulate_install(change).await.preview()?),
             Change::RefreshRepositories => self.preview_refresh()?,
             Change::HoldPackages { patterns } => Some(self.preview_hold(patterns).await?),
             Change::RepairPackages => Some(self.preview_repair().await?),
@@ -238,11 +235,16 @@ impl ApplyChanges for Applier {
     async fn dry_run(&self, change: &Change) -> Result<(), ChangeError> {
         match change {
             Change::AddRepository { repository } => self.dry_run_repository(repository).await,
-            Change::InstallPackages {
-                packages, removing, ..
-            } => self.dry_run_install(packages, removing).await,
+            Change::InstallPackages { .. } => match self.simulate_install(change).await {
+                Simulation::Rejected(error) => Err(error),
+                Simulation::Approved(_) | Simulation::Unknown(_) => Ok(()),
+            },
             _ => Ok(()),
         }
+    }
+
+    async fn simulate_installs(&self, changes: &[&Change]) -> Vec<Simulation> {
+        self.simulate_changes(changes).await
     }
 
     async fn capture(&self, change: &Change) -> Result<Undo, ChangeError> {

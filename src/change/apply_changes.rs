@@ -5,7 +5,10 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use async_trait::async_trait;
 
-use super::{Change, ChangeError, Reverted, Sink, Undo, packages::Reduced};
+use super::{
+    Change, ChangeError, Reverted, Sink, Undo,
+    packages::{Reduced, Simulation},
+};
 use crate::config::desired::Desired;
 
 /// Describes, applies and reverts changes.
@@ -31,6 +34,10 @@ pub trait ApplyChanges: Send + Sync {
     /// # Errors
     /// The detected error.
     async fn dry_run(&self, change: &Change) -> Result<(), ChangeError>;
+
+    /// Simulates the installations of several steps, in step order, as the transactions that the engine makes of them. This is
+    /// the dry run and the preview of all of them. Returns one result for each change.
+    async fn simulate_installs(&self, changes: &[&Change]) -> Vec<Simulation>;
 
     /// Returns the undo of the change, as far as it is known in advance. May store backups.
     ///
@@ -98,6 +105,11 @@ impl ApplyChanges for NoChanges {
 
     async fn dry_run(&self, _: &Change) -> Result<(), ChangeError> {
         Err(only_looks())
+    }
+
+    async fn simulate_installs(&self, changes: &[&Change]) -> Vec<Simulation> {
+        let rejected = |_: &&Change| Simulation::Rejected(only_looks());
+        changes.iter().map(rejected).collect()
     }
 
     async fn capture(&self, _: &Change) -> Result<Undo, ChangeError> {

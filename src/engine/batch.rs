@@ -10,12 +10,12 @@
 //! packages of all steps that need the modules lock, such as kernel headers, because the build holds
 //! this lock.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::{graph::Graph, job::Job};
-use crate::{
-    change::{Change, Lock},
-    config::desired::PackageSpec,
+use crate::change::{
+    Change, Lock,
+    packages::{Merged, merge},
 };
 
 /// The kind of package work that a step waits for.
@@ -113,50 +113,17 @@ pub(super) fn only_compiles(job: &Job) -> bool {
 /// Merges the packages of these steps into one transaction. A step that conflicts with an earlier one waits
 /// for the next transaction.
 fn union(jobs: &[Job], waiting: impl Iterator<Item = usize>) -> PackageWork {
-    let mut steps = Vec::new();
-    let mut specs: BTreeMap<&str, &PackageSpec> = BTreeMap::new();
-    let mut order: Vec<&str> = Vec::new();
-    let mut gone: Vec<String> = Vec::new();
-    let mut later = false;
-    for at in waiting {
-        let Some(Change::InstallPackages {
-            packages, removing, ..
-        }) = jobs[at].pending().first()
-        else {
-            continue;
-        };
-        let disagrees = packages.iter().any(|spec| {
-            specs.get(spec.name.as_str()).is_some_and(|other| {
-                spec.version.is_some() && other.version.is_some() && spec.version != other.version
-            }) || gone.contains(&spec.name)
-        }) || removing
-            .iter()
-            .any(|name| specs.contains_key(name.as_str()));
-        if disagrees && !steps.is_empty() {
-            continue;
-        }
-        for spec in packages {
-            let known = specs.entry(&spec.name).or_insert_with(|| {
-                order.push(&spec.name);
-                spec
-            });
-            if known.version.is_none() {
-                *known = spec;
-            }
-        }
-        for name in removing {
-            if !gone.contains(name) {
-                gone.push(name.clone());
-            }
-        }
-        later |= jobs[at].pending().iter().any(compiles);
-        steps.push(at);
-    }
+    let Merged {
+        steps,
+        packages,
+        removing,
+    } = merge(waiting.filter_map(|at| Some((at, jobs[at].pending().first()?))));
+    let later = (steps.iter()).any(|at| jobs[*at].pending().iter().any(compiles));
     PackageWork {
         steps,
         change: Change::InstallPackages {
-            packages: order.iter().map(|name| specs[name].clone()).collect(),
-            removing: gone,
+            packages,
+            removing,
             later,
         },
     }

@@ -1,7 +1,7 @@
 //! `install`: assesses all steps, and starts changes only if no step blocks the run.
 
 use super::{
-    EngineError, Session,
+    EngineError, Session, Tools,
     apply::{Applying, Reboots, Stop},
     guard,
     job::{End, Job},
@@ -112,7 +112,7 @@ impl Session {
                 }
                 notes.extend(self.tools.events.take_notes());
                 let report = self.report(Exit::StepFailed, &[], notes, None);
-                finish(&ledger.journal, &report)?;
+                finish(&self.tools, &ledger.journal, &report)?;
                 self.tools.finished(&report);
                 return Ok(report);
             }
@@ -206,7 +206,7 @@ impl Session {
                 .iter()
                 .any(|run| run.ended.is_none())
         {
-            finish(&ledger.journal, &report)?;
+            finish(&self.tools, &ledger.journal, &report)?;
             report.to_ready = self.to_ready(&report);
         }
         // A run that builds a module keeps timers paused until its end.
@@ -409,22 +409,30 @@ impl Session {
 }
 
 /// Ends a run in the journal with its report.
-pub(super) fn finish(journal: &Journal, report: &RunReport) -> Result<(), EngineError> {
-    end(journal, report.exit, report.summary(), report.node.clone())
+pub(super) fn finish(
+    tools: &Tools,
+    journal: &Journal,
+    report: &RunReport,
+) -> Result<(), EngineError> {
+    let node = report.node.clone();
+    end(tools, journal, report.exit, report.summary(), node)
 }
 
 /// Ends a run in the journal and rewrites the receipt.
 pub(super) fn end(
+    tools: &Tools,
     journal: &Journal,
     exit: Exit,
     summary: Summary,
     node: Option<NodeSummary>,
 ) -> Result<(), EngineError> {
+    let cpu_time = tools.host.system.own_cpu_time();
     journal
         .append(Record::RunFinished {
             exit: exit.code(),
             summary,
             node: node.map(Box::new),
+            cpu_seconds: cpu_time.map(|time| time.as_secs_f64()),
         })
         .and_then(|_| journal.write_receipt())
         .map_err(EngineError::Unfinished)

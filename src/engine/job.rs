@@ -173,6 +173,14 @@ impl Job {
         self.ended.is_none() && expects
     }
 
+    /// The changes that the step needs, according to its last assessment.
+    pub(super) fn needed(&self) -> &[Change] {
+        match &self.answer {
+            Some(Ok(Assessment::Needs { changes, .. })) => changes,
+            _ => &[],
+        }
+    }
+
     /// The changes that are not yet applied.
     pub(super) fn pending(&self) -> &[Change] {
         &self.changes[self.applied.min(self.changes.len())..]

@@ -93,6 +93,7 @@ use crate::{
 use errors::not_locked;
 use graph::Graph;
 use job::Assessed;
+use survey::Simulations;
 
 /// The environment of a run.
 #[derive(Clone)]
@@ -463,13 +464,13 @@ impl Session {
         let look = async {
             self.read_ours();
             let mut jobs = self.survey().await;
-            let mut notes = Vec::new();
+            let (mut notes, mut simulations) = (Vec::new(), Simulations::new());
             self.read_obsolete(&mut jobs, &mut notes);
             if mode == Mode::Plan {
                 for kept in self.keep_running(&mut jobs).await {
                     self.tools.note(&mut notes, format!("obsolete: {kept}"));
                 }
-                self.dry_run(mode, &mut jobs).await;
+                simulations = self.dry_run(mode, &mut jobs).await;
                 if let Some(note) = self.rollback_in_words(&jobs).await {
                     self.tools.note(&mut notes, note);
                 }
@@ -478,7 +479,7 @@ impl Session {
             // Evaluate the assessments as findings (`check`) or as pending changes (`plan`).
             let mut report = match mode {
                 Mode::Check => self.findings(jobs).await,
-                _ => self.planned(jobs).await,
+                _ => self.planned(jobs, simulations).await,
             };
             notes.append(&mut report.notes);
             report.notes = notes;

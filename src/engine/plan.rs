@@ -7,9 +7,13 @@ use super::{
     job::Job,
     result::{ChangeReport, Mode, RunReport},
     resume,
+    survey::Simulations,
 };
 use crate::{
-    change::{Change, packages::NOT_SIMULATED},
+    change::{
+        Change,
+        packages::{FURTHER, NOT_SIMULATED, Simulation},
+    },
     config::desired::PackageSpec,
     error::one_line,
     event::Outcome,
@@ -73,24 +77,33 @@ impl Listed {
             && std::mem::replace(&mut self.refreshed, true)
     }
 
-    /// Returns the lines of a simulation without actions that are already listed. `None` if no line
-    /// remains.
+    /// Returns the lines of a simulation without actions that are already listed, and without the
+    /// heading of an empty list. `None` if no line remains.
     fn rest_of_simulation(&mut self, text: &str) -> Option<String> {
         if text == NOT_SIMULATED && std::mem::replace(&mut self.deferred, true) {
             return None;
         }
-        let is_new = |line: &&str| match line.split(' ').collect::<Vec<_>>()[..] {
+        let mut is_new = |line: &str| match line.split(' ').collect::<Vec<_>>()[..] {
             [sign @ ("+" | "-" | "~"), name, ..] => self.actions.insert(format!("{sign} {name}")),
             _ => true,
         };
-        let lines: Vec<&str> = text.lines().filter(is_new).collect();
+        let (mut lines, mut heading) = (Vec::new(), None);
+        for line in text.lines() {
+            if line == FURTHER {
+                heading = Some(line);
+            } else if is_new(line) {
+                lines.extend(heading.take());
+                lines.push(line);
+            }
+        }
         (!lines.is_empty()).then(|| lines.join("\n"))
     }
 }
 
 impl Session {
-    /// Returns the report of `plan`, with previews of all pending changes.
-    pub(super) async fn planned(&self, jobs: Vec<Job>) -> RunReport {
+    /// Returns the report of `plan`, with previews of all pending changes. The previews of package
+    /// installations are in `simulations`.
+    pub(super) async fn planned(&self, jobs: Vec<Job>, mut simulations: Simulations) -> RunReport {
         let mut notes = Vec::new();
         let mut steps = Vec::with_capacity(jobs.len());
         let mut listed = Listed::default();
@@ -106,7 +119,7 @@ impl Session {
             };
             let mut reports = Vec::with_capacity(changes.len());
             let mut comes_with = None;
-            for change in changes {
+            for (number, change) in changes.iter().enumerate() {
                 if listed.repeats_refresh(change) {
                     continue;
                 }
@@ -118,7 +131,8 @@ impl Session {
                     }
                 };
                 let mut diff = if known {
-                    self.preview(job, change, upstream_pending, &mut notes)
+                    let simulation = simulations.remove(&(at, number));
+                    self.preview(job, change, simulation, upstream_pending, &mut notes)
                         .await
                 } else {
                     None
@@ -190,10 +204,15 @@ impl Session {
         &self,
         job: &Job,
         change: &Change,
+        simulation: Option<Simulation>,
         upstream_pending: bool,
         notes: &mut Vec<String>,
     ) -> Option<String> {
-        match self.tools.change_applier.preview(change).await {
+        let shown = match simulation {
+            Some(simulation) => simulation.preview().map(Some),
+            None => self.tools.change_applier.preview(change).await,
+        };
+        match shown {
             Ok(diff) => diff,
             Err(failure) => {
                 let packages = matches!(change, Change::InstallPackages { .. });
@@ -216,7 +235,7 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use super::{Listed, NOT_SIMULATED};
+    use super::{FURTHER, Listed, NOT_SIMULATED};
 
     #[test]
     fn each_package_action_is_listed_once() {
@@ -236,5 +255,9 @@ mod tests {
         assert_eq!(rest(sentence).as_deref(), Some(sentence));
         assert_eq!(rest(NOT_SIMULATED).as_deref(), Some(NOT_SIMULATED));
         assert_eq!(rest(NOT_SIMULATED), None);
+        // The dependencies of a transaction are listed with its first step.
+        let of = |own: &str| format!("{own}\n{FURTHER}\n+ five 1");
+        assert_eq!(rest(&of("+ six 1")), Some(of("+ six 1")));
+        assert_eq!(rest(&of("+ seven 1")).as_deref(), Some("+ seven 1"));
     }
 }

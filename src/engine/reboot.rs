@@ -139,7 +139,7 @@ async fn stopped(
     let runs = ledger.journal.receipt().runs;
     let ours = runs.iter().rfind(|run| run.id == tools.events.run());
     if let Some(Ended { summary, .. }) = ours.and_then(|run| run.ended.as_ref()) {
-        end(&ledger.journal, by, *summary, None)?;
+        end(tools, &ledger.journal, by, *summary, None)?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The first assessment of a run. All steps are assessed at the same time, because the machine does
 //! not change meanwhile. The results are evaluated in step order.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use tokio::task::JoinSet;
@@ -14,13 +14,16 @@ use super::{
     retry::{Retries, RetryPolicy},
 };
 use crate::{
-    change::{Change, ChangeError},
+    change::{Change, ChangeError, packages::Simulation},
     error::{causes, one_line},
     event::{Event, Outcome},
     journal::AppliedChange,
     model::id::StepId,
     step::{Assessment, StepError},
 };
+
+/// The simulated package installations, by the index of the step and of the change.
+pub(super) type Simulations = BTreeMap<(usize, usize), Simulation>;
 
 impl Session {
     /// Assesses every selected step.
@@ -63,41 +66,67 @@ impl Session {
     }
 
     /// Blocks each step that has a change that would certainly be rejected, before anything is
-    /// changed. The changes of all steps are dry-run in parallel. A plan does not dry-run new
-    /// repositories, because their keys would have to be downloaded.
-    pub(super) async fn dry_run(&self, mode: Mode, jobs: &mut [Job]) {
-        let refusals = join_all(jobs.iter().map(|job| self.refusal(mode, job))).await;
-        for (job, refusal) in jobs.iter_mut().zip(refusals) {
-            if let Some(refusal) = refusal {
-                job.answer = Some(Ok(refusal));
+    /// changed. The changes of all steps are dry-run in parallel, and their package installations
+    /// are simulated as one transaction. A plan does not dry-run new repositories, because their
+    /// keys would have to be downloaded. Returns the simulations, which a plan shows.
+    pub(super) async fn dry_run(&self, mode: Mode, jobs: &mut [Job]) -> Simulations {
+        let rejections = join_all(jobs.iter().map(|job| self.rejection(mode, job)));
+        let (rejections, mut simulations) = tokio::join!(rejections, self.simulate_installs(jobs));
+        for (at, (job, rejection)) in jobs.iter_mut().zip(rejections).enumerate() {
+            if let Some(failure) = rejection.or_else(|| take_rejection(&mut simulations, at)) {
+                job.answer = Some(Ok(self.blocked_by(failure)));
             }
         }
+        simulations
     }
 
-    /// Returns the blocking assessment if one of the step's changes would be rejected.
-    async fn refusal(&self, mode: Mode, job: &Job) -> Option<Assessment> {
-        let Some(Ok(Assessment::Needs { changes, .. })) = &job.answer else {
-            return None;
-        };
-        for change in changes {
-            if mode == Mode::Plan && matches!(change, Change::AddRepository { .. }) {
+    /// Returns the error if a change of the step other than a package installation would be rejected.
+    async fn rejection(&self, mode: Mode, job: &Job) -> Option<ChangeError> {
+        for change in job.needed() {
+            let is_left_out = match change {
+                Change::AddRepository { .. } => mode == Mode::Plan,
+                Change::InstallPackages { .. } => true,
+                _ => false,
+            };
+            if is_left_out {
                 continue;
             }
-            let Err(failure) = self.tools.change_applier.dry_run(change).await else {
-                continue;
-            };
-            let mut words = vec![failure.to_string()];
-            words.extend(causes(&failure));
-            let why = format!("failed to {}", words.join(": "));
-            let hint = failure.hint.unwrap_or_default();
-            let by_old_lists = failure.depends_on_lists && !self.inner.state().lists_are_new();
-            return Some(if by_old_lists {
-                Assessment::BlockedByOldLists { why, hint }
-            } else {
-                Assessment::blocked(why, hint)
-            });
+            if let Err(failure) = self.tools.change_applier.dry_run(change).await {
+                return Some(failure);
+            }
         }
         None
+    }
+
+    /// Simulates the package installations of all steps.
+    async fn simulate_installs(&self, jobs: &[Job]) -> Simulations {
+        let (mut keys, mut changes) = (Vec::new(), Vec::new());
+        for (at, job) in jobs.iter().enumerate() {
+            for (number, change) in job.needed().iter().enumerate() {
+                if matches!(change, Change::InstallPackages { .. }) {
+                    keys.push((at, number));
+                    changes.push(change);
+                }
+            }
+        }
+        if changes.is_empty() {
+            return Simulations::new();
+        }
+        let simulated = self.tools.change_applier.simulate_installs(&changes).await;
+        keys.into_iter().zip(simulated).collect()
+    }
+
+    /// Returns the assessment of a step with a change that would be rejected.
+    fn blocked_by(&self, failure: ChangeError) -> Assessment {
+        let mut words = vec![failure.to_string()];
+        words.extend(causes(&failure));
+        let why = format!("failed to {}", words.join(": "));
+        let hint = failure.hint.unwrap_or_default();
+        if failure.depends_on_lists && !self.inner.state().lists_are_new() {
+            Assessment::BlockedByOldLists { why, hint }
+        } else {
+            Assessment::blocked(why, hint)
+        }
     }
 
     /// The assessment before the first change. If only transient problems block the run, it is
@@ -121,7 +150,7 @@ impl Session {
             tokio::select! {
                 biased;
                 _ = tools.cancel.cancelled() => {}
-                () = self.dry_run(Mode::Install, &mut jobs) => {}
+                _ = self.dry_run(Mode::Install, &mut jobs) => {}
             }
             self.conclude(Mode::Install, &mut jobs);
             if stay_old {
@@ -262,6 +291,14 @@ impl Session {
             .find(|(up, job)| graph.below[**up].contains(&at) && job.has(Outcome::WouldChange))
             .map(|(_, job)| job.id.clone())
     }
+}
+
+/// Removes and returns the error of the first installation of a step that would be rejected.
+fn take_rejection(simulations: &mut Simulations, at: usize) -> Option<ChangeError> {
+    let mut of_step = simulations.range((at, 0)..=(at, usize::MAX));
+    let (key, _) = of_step.find(|(_, one)| matches!(one, Simulation::Rejected(_)))?;
+    let key = *key;
+    simulations.remove(&key)?.preview().err()
 }
 
 /// Returns the step that blocks the run, its reason, and the wait limit, if everything that blocks the

@@ -34,6 +34,11 @@ pub struct Timing {
     pub boots: usize,
     /// Seconds without a change or reboot in progress, spent on assessments and waiting.
     pub between: f64,
+    /// CPU seconds of gpu-bootstrap itself, without the programs that it started, in all its runs. `None` if no run has
+    /// recorded them.
+    pub cpu_seconds: Option<f64>,
+    /// The same for the last run after the installation, which changed nothing. `None` if there was no such run.
+    pub cpu_seconds_without_changes: Option<f64>,
     /// Changes and reboots, ordered by start.
     pub spans: Vec<Span>,
 }
@@ -102,9 +107,18 @@ pub(super) fn ready_by(host: &Host, run: &str) -> Result<Option<f64>, EngineErro
 /// Returns the timing of the last installation that changed something, otherwise of the last
 /// installation. `None` if there was no installation.
 fn timing(lines: &[JournalLine]) -> Option<Timing> {
-    let all: Vec<Timing> = installations(lines).into_iter().map(of).collect();
-    let changed = all.iter().rfind(|timing| !timing.spans.is_empty());
-    changed.or(all.last()).cloned()
+    let mut all: Vec<Timing> = installations(lines).into_iter().map(of).collect();
+    let last = all.pop()?;
+    if !last.spans.is_empty() {
+        return Some(last);
+    }
+    match all.into_iter().rfind(|timing| !timing.spans.is_empty()) {
+        Some(changed) => Some(Timing {
+            cpu_seconds_without_changes: last.cpu_seconds,
+            ..changed
+        }),
+        None => Some(last),
+    }
 }
 
 /// Groups the records by installation.
@@ -137,6 +151,8 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
     let mut open: BTreeMap<u64, usize> = BTreeMap::new();
     let (mut boots, mut exit, mut image) = (0, None, false);
     let (mut boot, mut before): (Option<&str>, f64) = (None, 0.0);
+    // By run. A run that a signal stopped before its reboot has recorded its end twice.
+    let mut cpu_seconds: BTreeMap<&str, f64> = BTreeMap::new();
     for line in lines {
         let at = since(line.at);
         match &line.record {
@@ -186,7 +202,14 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
                     };
                 }
             }
-            Record::RunFinished { exit: status, .. } => exit = Some(*status),
+            Record::RunFinished {
+                exit: status,
+                cpu_seconds: used,
+                ..
+            } => {
+                exit = Some(*status);
+                cpu_seconds.extend(used.map(|used| (line.run.as_str(), used)));
+            }
             _ => {}
         }
         before = before.max(at);
@@ -204,6 +227,8 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
         exit,
         boots,
         between: (before - covered(&spans)).max(0.0),
+        cpu_seconds: (!cpu_seconds.is_empty()).then(|| cpu_seconds.values().sum()),
+        cpu_seconds_without_changes: None,
         spans,
     }
 }
@@ -268,6 +293,7 @@ mod tests {
             exit,
             summary: Summary::default(),
             node: None,
+            cpu_seconds: None,
         }
     }
 
@@ -340,6 +366,33 @@ mod tests {
         assert_eq!(found.to_ready(), Some(100.0));
         let interrupted = timing(&lines[..9]).expect("an installation");
         assert_eq!(interrupted.to_ready(), None);
+    }
+
+    /// The runs before and after the reboot have the same ID here, as if the first one had recorded its end twice.
+    #[test]
+    fn cpu_time_is_the_sum_of_all_runs() {
+        let mut lines = two_boots();
+        let mut runs = ["first", "first", "second"].into_iter();
+        let mut used = [0.25, 0.5, 0.125].into_iter();
+        for line in &mut lines {
+            if let Record::RunFinished { cpu_seconds, .. } = &mut line.record {
+                *cpu_seconds = used.next();
+                line.run = runs.next().expect("a run").to_owned();
+            }
+        }
+        let found = timing(&lines).expect("an installation");
+        assert_eq!(
+            (found.cpu_seconds, found.cpu_seconds_without_changes),
+            (Some(0.5), Some(0.125))
+        );
+        for line in &mut lines {
+            line.run = line.seq.to_string();
+        }
+        let found = timing(&lines).expect("an installation");
+        assert_eq!(found.cpu_seconds, Some(0.75));
+        // An older version did not record it.
+        let found = timing(&two_boots()).expect("an installation");
+        assert_eq!(found.cpu_seconds, None);
     }
 
     /// A new run days after a failure is a separate installation.

@@ -222,7 +222,7 @@ async fn undo_all(
         _ if report.left.is_empty() => Exit::Ok,
         _ => Exit::Partial,
     };
-    finish(&ledger.journal, report)?;
+    finish(tools, &ledger.journal, report)?;
     if report.exit == Exit::Ok {
         let kept = persist::forget_program(&*tools.host.files)
             .and_then(|()| wipe(&*tools.host.files))

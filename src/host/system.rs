@@ -1,6 +1,6 @@
 //! The current state of memory and processes.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -115,6 +115,12 @@ pub trait System: Send + Sync {
     /// # Errors
     /// If they cannot be listed.
     fn processes(&self) -> Result<Vec<Process>, FilesError>;
+
+    /// Returns the CPU time of this process, without the programs that it has started. `None` if it is unknown or not
+    /// reproducible, such as in a recording.
+    fn own_cpu_time(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// Reads memory and processes from `/proc` in a file tree: for `--root`, recordings and tests.

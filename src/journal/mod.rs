@@ -190,6 +190,10 @@ pub enum Record {
         /// The node, if it is ready.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         node: Option<Box<NodeSummary>>,
+        /// The CPU time of gpu-bootstrap itself in seconds, without the programs that it started. Absent in journals of older
+        /// versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cpu_seconds: Option<f64>,
     },
 }
 

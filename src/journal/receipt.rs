@@ -353,6 +353,7 @@ fn step(receipt: &mut Receipt, applied: &mut BTreeMap<u64, AppliedChange>, line:
             exit,
             summary,
             node,
+            ..
         } => {
             if let Some(run) = receipt.runs.iter_mut().rfind(|run| run.id == line.run) {
                 run.ended = Some(Ended {

@@ -29,6 +29,9 @@ pub fn table(to: &mut dyn Write, timing: &Timing, style: Style) -> io::Result<()
         duration(timing.between)
     );
     writeln!(to, "\n{}", style.hanging("", &between))?;
+    if let Some(used) = timing.cpu_seconds {
+        writeln!(to, "{}", style.hanging("", &own_work(timing, used)))?;
+    }
     if timing.spans.iter().any(|span| span.critical) {
         let critical = "`*`: the critical path, which determines the total time";
         writeln!(to, "{}", style.paint(Ink::Faint, critical))?;
@@ -48,6 +51,22 @@ fn headline(timing: &Timing) -> String {
         Some(exit) => format!("ended with status {exit} after {seconds}, in {boots}"),
         None => format!("not finished; {seconds} until the last record, in {boots}"),
     }
+}
+
+/// The CPU time of gpu-bootstrap itself, without the programs that it started, in milliseconds.
+fn own_work(timing: &Timing, used: f64) -> String {
+    let milliseconds = |seconds: f64| format!("{:.0} ms", seconds * 1000.0);
+    let later = (timing.cpu_seconds_without_changes).map(|later| {
+        format!(
+            ", and {} in the last run without changes",
+            milliseconds(later)
+        )
+    });
+    format!(
+        "gpu-bootstrap itself used {} of CPU time{}.",
+        milliseconds(used),
+        later.unwrap_or_default()
+    )
 }
 
 /// The description of a span and its steps.
@@ -184,6 +203,8 @@ mod tests {
             exit: Some(0),
             boots: 2,
             between: 9.5,
+            cpu_seconds: Some(0.4321),
+            cpu_seconds_without_changes: Some(0.05),
             spans: vec![
                 span(0.5, 2.0, "refresh the package lists", true),
                 span(3.0, 70.0, "install `a` & `<b>`", true),

@@ -35,7 +35,7 @@ use tokio::sync::OnceCell;
 
 use crate::{
     facts::{Facts, Scope, Unknown, kernel::bootable},
-    host::{Host, Nvml},
+    host::{ExecError, Host, Nvml, Output, Query},
     model::{
         gpu::Flavor,
         pci::PciAddress,
@@ -74,6 +74,7 @@ pub struct State {
 }
 
 type Read<T> = Result<T, StateError>;
+type QueryCell = Arc<OnceCell<Result<Output, ExecError>>>;
 type UnitCell = Arc<OnceCell<Read<Option<UnitState>>>>;
 
 /// The values that have been read so far.
@@ -83,6 +84,8 @@ struct Memo {
     /// By package manager.
     databases: [OnceCell<Read<Option<Vec<Package>>>>; Manager::ALL.len()],
     packages: OnceCell<Noted<packages::KnownPackages>>,
+    /// Queries of the package manager.
+    queries: Mutex<Vec<(Query, QueryCell)>>,
     loaded_driver: OnceLock<Read<Option<DriverVersion>>>,
     loaded_flavor: OnceLock<Read<Option<Flavor>>>,
     driver: OnceCell<Noted<FoundDriver>>,

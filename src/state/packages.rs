@@ -1,8 +1,11 @@
 //! Reads the installed packages from the dpkg or rpm database.
 
-use super::{Noted, State, StateError};
+use std::sync::{Arc, PoisonError};
+
+use super::{Noted, QueryCell, State, StateError};
 use crate::{
     facts::{detection::table, reader::FactReader},
+    host::{ExecError, Output, Query},
     model::{pattern, version::DriverVersion},
     tools::packages::{self, Manager},
 };
@@ -67,6 +70,27 @@ impl State {
         let cell = &self.memo.databases[manager as usize];
         let read = cell.get_or_init(read).await.as_ref();
         read.map(Option::as_deref).map_err(Clone::clone)
+    }
+
+    /// Runs a query of the package manager, such as a lookup in the package lists. Each query is executed only once for each
+    /// state, because several steps need the same result.
+    ///
+    /// # Errors
+    /// If the command cannot be executed.
+    pub async fn query(&self, query: &Query) -> Result<Output, ExecError> {
+        let cell = {
+            let mut queries = (self.memo.queries.lock()).unwrap_or_else(PoisonError::into_inner);
+            match queries.iter().find(|(known, _)| known == query) {
+                Some((_, cell)) => Arc::clone(cell),
+                None => {
+                    let cell = QueryCell::default();
+                    queries.push((query.clone(), Arc::clone(&cell)));
+                    cell
+                }
+            }
+        };
+        let run = || async { self.host.reader().query(query).await };
+        cell.get_or_init(run).await.clone()
     }
 
     /// The installed packages. The database is read only once for each state.

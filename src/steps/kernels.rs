@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use futures_util::future::try_join_all;
+
 use super::{
     builds::Builds,
     packages,
@@ -344,8 +346,15 @@ impl KernelLists {
             versions: BTreeMap::new(),
         };
         let mut names: BTreeSet<String> = BTreeSet::new();
-        let templates =
-            (spec.image.iter()).chain(spec.methods.iter().flat_map(ModuleMethod::by_kernel));
+        let templates: Vec<&PackageSpec> = (spec.image.iter())
+            .chain(spec.methods.iter().flat_map(ModuleMethod::by_kernel))
+            .collect();
+        // Run the queries in parallel. The loop gets their results from the state.
+        let lookups: Vec<_> = (templates.iter())
+            .filter_map(|template| template.name.split_once("{kernel}"))
+            .map(|(prefix, _)| packages::names(cx, prefix))
+            .collect();
+        try_join_all(lookups).await?;
         for template in templates {
             if found.named.iter().any(|(known, _)| known == template) {
                 continue;

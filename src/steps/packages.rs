@@ -110,7 +110,7 @@ pub(super) async fn names(cx: &Cx<'_>, prefix: &str) -> Result<Vec<String>, Step
     let Some(query) = backend(cx).names(prefix) else {
         return Ok(Vec::new());
     };
-    let output = cx.host.query(&query).await?.success(query.cmd())?;
+    let output = cx.state.query(&query).await?.success(query.cmd())?;
     Ok(output.stdout.lines().map(str::to_owned).collect())
 }
 
@@ -133,7 +133,7 @@ pub(super) async fn offered_versions(
     }
     let backend = backend(cx);
     let query = backend.offers(names);
-    let output = cx.host.query(&query).await?.success(query.cmd())?;
+    let output = cx.state.query(&query).await?.success(query.cmd())?;
     for offer in backend.parse_offers(&output.stdout) {
         let others = (offer.versions.into_iter())
             // A negative priority prevents the installation.
@@ -155,7 +155,7 @@ pub(super) async fn contents(
     let Some(query) = backend.contents(names) else {
         return Ok(Vec::new());
     };
-    let output = cx.host.query(&query).await?.success(query.cmd())?;
+    let output = cx.state.query(&query).await?.success(query.cmd())?;
     Ok(backend.parse_contents(&output.stdout))
 }
 
@@ -169,7 +169,7 @@ pub(super) async fn lower_bounds(
     let Some(query) = backend.lower_bounds(names) else {
         return Ok(Vec::new());
     };
-    let output = cx.host.query(&query).await?.success(query.cmd())?;
+    let output = cx.state.query(&query).await?.success(query.cmd())?;
     Ok(backend.parse_lower_bounds(&output.stdout))
 }
 

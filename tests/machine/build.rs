@@ -258,6 +258,10 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
         for spec in &about.packages {
             with_needs(fakes, &state, requested(&state, spec));
         }
+        if about.lists {
+            let updated = crate::dnf::refresh(files, &mut state);
+            assert!(updated.stderr.is_empty(), "{}", updated.stderr);
+        }
     } else {
         packages(about, fakes, &state);
     }

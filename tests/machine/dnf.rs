@@ -150,7 +150,8 @@ fn repository<'s>(state: &'s State, entry: &SourceEntry) -> Option<&'s Repo> {
     state.archive.repos.iter().find(same)
 }
 
-fn refresh(files: &FakeFiles, state: &mut State) -> Output {
+/// Downloads the metadata of all enabled repositories.
+pub fn refresh(files: &FakeFiles, state: &mut State) -> Output {
     let (mut errors, mut ignored) = (String::new(), Vec::new());
     for entry in backend().entries(files).expect("repositories can be read") {
         let id = entry.id.clone().expect("a repository has a name");

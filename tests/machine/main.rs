@@ -28,6 +28,7 @@ mod rpm;
 mod scenario;
 mod scenarios;
 mod screens;
+mod simulations;
 mod state;
 mod statements;
 mod undo;

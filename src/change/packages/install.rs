@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     approval::{allowed, choose, guarded, is_of_driver, preferred, same_version},
     deferred_builds::release_builds,
-    has_failed, is_not_offered, is_unmet, names, not_verified,
+    is_not_offered, is_unmet, names, not_verified,
     run::Attempts,
 };
 use crate::{
-    change::{Applier, ChangeError, Class, Sink, Undo},
+    change::{Applier, ChangeError, Sink, Undo},
     config::desired::PackageSpec,
     error::one_line,
     facts::detection::{carries_driver, is_driver_part},
@@ -20,26 +20,21 @@ use crate::{
     tools::packages::{Action, AvailablePackage, Exclusion, Removals, TransactionRequest},
 };
 
-/// The preview of an installation whose packages are not in the lists yet, because an earlier change in the plan adds their
-/// repository or refreshes the lists.
-pub const NOT_SIMULATED: &str = "simulated by `install` with new package lists, because the \
-                                 current lists do not contain all packages";
-
 /// A simulated transaction.
-struct SimulatedTransaction {
+pub(super) struct SimulatedTransaction {
     /// Packages to install, with their versions.
     packages: Vec<String>,
     /// Packages to remove.
     removing: Vec<String>,
     /// Whether installed packages are replaced.
     moves: bool,
-    actions: Vec<Action>,
+    pub(super) actions: Vec<Action>,
     /// The output of the simulation.
-    said: String,
+    pub(super) said: String,
 }
 
 impl SimulatedTransaction {
-    fn request(&self) -> TransactionRequest<'_> {
+    pub(super) fn request(&self) -> TransactionRequest<'_> {
         let (packages, removing) = (&*self.packages, &*self.removing);
         if self.moves {
             TransactionRequest::Move { packages, removing }
@@ -70,48 +65,44 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         self.exclusively(sink, async {
             self.check_consistent().await?;
-            let mut resolved = match self.resolve(specs).await {
-                // Lists as old as the image may not contain the mirror's current versions.
-                Err(error) if is_not_offered(&error) && !self.lists.are_fresh() => {
-                    self.update(sink).await?;
-                    self.resolve(specs).await?
-                }
-                resolved => resolved?,
-            };
             let mut attempts = Attempts::new();
-            let removed = loop {
-                let transacted = self.transact(&resolved, specs, removing, later, undo, sink);
-                match transacted.await {
-                    Ok(removed) => break removed,
+            // Newer lists, or the work of another package manager, may change the transaction, so each attempt resolves,
+            // simulates and approves it again.
+            let (resolved, removed) = loop {
+                match self.transact(specs, removing, later, undo, sink).await {
+                    Ok(done) => break done,
+                    // Lists as old as the image may not contain the mirror's current versions.
+                    Err(error) if is_not_offered(&error) && !self.lists.are_fresh() => {
+                        self.update(sink).await?;
+                    }
                     Err(error) => self.wait_before_retry(&mut attempts, error, sink).await?,
                 }
-                // Newer lists, or the work of another package manager, may change the transaction, so simulate and approve it
-                // again.
-                resolved = self.resolve(specs).await?;
             };
-            self.verify(&resolved, &removed).await
+            self.caching().verify(&resolved, &removed).await
         })
         .await
         .map_err(|error| self.name_exclusions(error, &names(specs)))
     }
 
-    /// Simulates, approves, downloads and performs a transaction once. Returns the packages that it had to remove.
+    /// Resolves, simulates, approves, downloads and performs a transaction once. Returns the versions of the required packages,
+    /// and the packages that it had to remove.
     async fn transact(
         &self,
-        resolved: &BTreeMap<String, String>,
         specs: &[PackageSpec],
         removing: &[String],
         later: bool,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<Vec<String>, ChangeError> {
-        let Some(mut work) = self.work(resolved, removing).await? else {
-            return Ok(Vec::new());
+    ) -> Result<(BTreeMap<String, String>, Vec<String>), ChangeError> {
+        let before = self.caching();
+        let resolved = before.resolve(specs).await?;
+        let Some(mut work) = before.work_with_sizes(&resolved, removing).await? else {
+            return Ok((resolved, Vec::new()));
         };
         let (request, actions) = (work.request(), &work.actions);
-        self.guard(actions, specs).await?;
-        self.approve(actions, &names(specs), removing).await?;
-        self.check_space(&request, Some(&work.said)).await?;
+        before.guard(actions, specs).await?;
+        before.approve(actions, &names(specs), removing).await?;
+        before.check_space(&request, Some(&work.said)).await?;
         let settings = self.settings();
         let downloads = actions
             .iter()
@@ -150,12 +141,12 @@ impl Applier {
                 return Err(error);
             }
         }
-        Ok(work.removing)
+        Ok((resolved, work.removing))
     }
 
     /// Returns the simulated transaction, or `None` if there is nothing to do. Packages to replace get another version if a
     /// required package depends on them, and are removed otherwise. Only a simulation shows these dependencies.
-    async fn work(
+    pub(super) async fn work(
         &self,
         resolved: &BTreeMap<String, String>,
         replaced: &[String],
@@ -234,9 +225,6 @@ impl Applier {
         if names.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let answer = self
-            .ask("look up packages", &self.backend.offers(&names))
-            .await?;
         let fits = |version: &str| {
             DriverVersion::from_package(version).is_ok_and(|version| wanted.contains(&version))
         };
@@ -244,89 +232,17 @@ impl Applier {
             let version = preferred(self.backend, &offer, &fits)?;
             Some((offer.name, version))
         };
-        let offers = self.backend.parse_offers(&answer);
+        let offers = self.offers(&names).await?;
         Ok(offers.into_iter().filter_map(best).collect())
-    }
-
-    /// Before the first change of a run, rejects packages that [`Guard`](crate::config::desired::Guard) excludes, actions that
-    /// the plan does not approve, and packages that do not fit on a filesystem. Other errors may be resolved by earlier changes
-    /// (lists that are too old, or a missing repository), so they are ignored here and the transaction is checked again later.
-    pub(in crate::change) async fn dry_run_install(
-        &self,
-        specs: &[PackageSpec],
-        removing: &[String],
-    ) -> Result<(), ChangeError> {
-        if !self.backend.truncated_lists(&*self.host.files)?.is_empty() {
-            return Ok(());
-        }
-        let _turn = match self.backend.simulates_side_by_side() {
-            true => None,
-            false => Some(self.simulating.lock().await),
-        };
-        let evaluated = match self.evaluate_install(specs, removing).await {
-            Err(error) => match self.with_all_wanted(&error, specs) {
-                Some(all) => self.evaluate_install(&all, removing).await,
-                None => Err(error),
-            },
-            evaluated => evaluated,
-        };
-        match evaluated {
-            Err(error) if is_not_offered(&error) || has_failed(&error) => {
-                tracing::debug!(%error, "the installation cannot be simulated yet");
-                Ok(())
-            }
-            evaluated => evaluated,
-        }
-    }
-
-    /// Returns all required packages if `specs` alone would install another kernel. Other steps add packages to the same
-    /// transaction, such as the headers of the installed kernel, and the complete transaction may then install no other kernel.
-    fn with_all_wanted(
-        &self,
-        error: &ChangeError,
-        specs: &[PackageSpec],
-    ) -> Option<Vec<PackageSpec>> {
-        let brings_kernel = error.class == Class::NewKernel;
-        let wanted = self.wanted.as_ref().filter(|_| brings_kernel)?;
-        let further = (wanted.packages.iter())
-            .filter(|spec| !specs.iter().any(|named| named.name == spec.name));
-        Some(specs.iter().chain(further).cloned().collect())
-    }
-
-    async fn evaluate_install(
-        &self,
-        specs: &[PackageSpec],
-        removing: &[String],
-    ) -> Result<(), ChangeError> {
-        let resolved = self.resolve(specs).await?;
-        let Some(work) = self.work(&resolved, removing).await? else {
-            return Ok(());
-        };
-        self.guard(&work.actions, specs).await?;
-        // Unconfigured packages are repaired first, which changes the simulation.
-        if self.half_done().await?.is_empty() {
-            self.approve_part(&work.actions, specs, removing).await?;
-        }
-        self.check_space(&work.request(), Some(&work.said)).await
-    }
-
-    /// Approves work that becomes a part of a larger transaction. Packages that other steps require may be upgraded, because
-    /// these steps request them in that transaction.
-    async fn approve_part(
-        &self,
-        actions: &[Action],
-        specs: &[PackageSpec],
-        removing: &[String],
-    ) -> Result<(), ChangeError> {
-        let wanted = self.wanted.iter().flat_map(|wanted| &wanted.packages);
-        let beside: Vec<&str> = wanted.map(|spec| spec.name.as_str()).collect();
-        self.approve_with_untracked(actions, &names(specs), removing, &beside)
-            .await
     }
 
     /// Rejects actions that [`Guard`](crate::config::desired::Guard) excludes, and driver components from forbidden
     /// repositories.
-    async fn guard(&self, actions: &[Action], specs: &[PackageSpec]) -> Result<(), ChangeError> {
+    pub(super) async fn guard(
+        &self,
+        actions: &[Action],
+        specs: &[PackageSpec],
+    ) -> Result<(), ChangeError> {
         let guard = &self.policy.guard;
         guarded(self.backend, actions, &names(specs), guard)?;
         self.refuse_forbidden(actions).await?;
@@ -382,37 +298,8 @@ impl Applier {
         let Some(hint) = self.backend.forbids(&*self.host.files)? else {
             return Ok(());
         };
-        let answer = self
-            .ask("look up packages", &self.backend.offers(&of_driver))
-            .await?;
-        let offers = self.backend.parse_offers(&answer);
+        let offers = self.offers(&of_driver).await?;
         allowed(self.backend, actions, &offers, hint)
-    }
-
-    pub(in crate::change) async fn preview_install(
-        &self,
-        specs: &[PackageSpec],
-        removing: &[String],
-    ) -> Result<String, ChangeError> {
-        let resolved = match self.resolve(specs).await {
-            Ok(resolved) => resolved,
-            Err(error) if is_not_offered(&error) => return Ok(NOT_SIMULATED.to_owned()),
-            Err(error) => return Err(error),
-        };
-        let Some(work) = self.work(&resolved, removing).await? else {
-            return Ok(String::new());
-        };
-        if let Err(error) = self.guard(&work.actions, specs).await {
-            let Some(all) = self.with_all_wanted(&error, specs) else {
-                return Err(error);
-            };
-            self.evaluate_install(&all, removing).await?;
-            return Ok("part of a transaction that also installs the kernel headers".into());
-        }
-        let actions = &work.actions;
-        self.approve_part(actions, specs, removing).await?;
-        self.check_space(&work.request(), Some(&work.said)).await?;
-        Ok(Action::describe(actions))
     }
 
     /// Reinstalls removed packages. Fails if the transaction would remove or change other packages without approval.
@@ -477,9 +364,27 @@ impl Applier {
         &self,
         specs: &[PackageSpec],
     ) -> Result<BTreeMap<String, String>, ChangeError> {
+        let (mut resolved, open) = self.met(specs).await?;
+        if open.is_empty() {
+            return Ok(resolved);
+        }
+        let names: BTreeSet<&str> = open.iter().map(|spec| spec.name.as_str()).collect();
+        let names: Vec<&str> = names.into_iter().collect();
+        let offers = self.offers(&names).await?;
+        for spec in open {
+            let offer = offers.iter().find(|offer| offer.name == spec.name);
+            resolved.insert(spec.name.clone(), choose(self.backend, spec, offer)?);
+        }
+        Ok(resolved)
+    }
+
+    /// Returns the installed versions of the required packages, and the requirements that no installed version meets.
+    pub(super) async fn met<'s>(
+        &self,
+        specs: &'s [PackageSpec],
+    ) -> Result<(BTreeMap<String, String>, Vec<&'s PackageSpec>), ChangeError> {
         let installed = self.installed().await?;
-        let mut resolved = BTreeMap::new();
-        let mut open: Vec<&PackageSpec> = Vec::new();
+        let (mut met, mut open) = (BTreeMap::new(), Vec::new());
         for spec in specs {
             let wanted = spec.version.as_deref().unwrap_or("*");
             let versions = versions_of(&installed, &spec.name);
@@ -488,24 +393,12 @@ impl Applier {
                 .find(|version| self.backend.matches(wanted, version))
             {
                 Some(version) => {
-                    resolved.insert(spec.name.clone(), version.to_owned());
+                    met.insert(spec.name.clone(), version.to_owned());
                 }
                 None => open.push(spec),
             }
         }
-        if open.is_empty() {
-            return Ok(resolved);
-        }
-        let names: BTreeSet<&str> = open.iter().map(|spec| spec.name.as_str()).collect();
-        let names: Vec<&str> = names.into_iter().collect();
-        let query = self.backend.offers(&names);
-        let answer = self.ask("look up packages", &query).await?;
-        let offers = self.backend.parse_offers(&answer);
-        for spec in open {
-            let offer = offers.iter().find(|offer| offer.name == spec.name);
-            resolved.insert(spec.name.clone(), choose(self.backend, spec, offer)?);
-        }
-        Ok(resolved)
+        Ok((met, open))
     }
 
     /// Returns the packages to request: those that are not installed in the resolved version.

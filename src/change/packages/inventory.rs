@@ -20,6 +20,16 @@ const ETC: &str = "/etc";
 impl Applier {
     /// The package database.
     pub(super) async fn database(&self) -> Result<Vec<Package>, ChangeError> {
+        match &self.cache {
+            Some(cache) => {
+                let database = cache.database.get_or_try_init(|| self.read_database());
+                database.await.cloned()
+            }
+            None => self.read_database().await,
+        }
+    }
+
+    async fn read_database(&self) -> Result<Vec<Package>, ChangeError> {
         const WHAT: &str = "list the installed packages";
         let found = self.backend.database(self.host.reader()).await;
         // Without the database all installed packages would count as new, and `uninstall` would remove them.

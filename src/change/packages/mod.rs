@@ -2,17 +2,19 @@
 //! time limit, is simulated first, fails if it would do more than the plan approves, downloads before it changes anything, is
 //! non-interactive, and is verified afterwards.
 //!
-//! [`install`] is the transaction, [`deferred_builds`] defers compilation, [`approval`] decides which actions are allowed,
+//! [`install`] is the transaction, [`dry_run`] simulates all transactions of a run before its first change, [`deferred_builds`] defers compilation, [`approval`] decides which actions are allowed,
 //! [`run`] runs the commands, [`record`] stores the effects of each command on disk, and [`undo`] reverts them.
 
 mod approval;
 mod deferred_builds;
+mod dry_run;
 mod effects;
 mod exclusive;
 mod holds;
 mod install;
 mod inventory;
 mod lists;
+mod merge;
 mod record;
 mod reduce;
 mod repair;
@@ -24,12 +26,14 @@ mod undo;
 mod untracked_files;
 
 pub use deferred_builds::release_builds;
+pub(super) use dry_run::QueryCache;
+pub use dry_run::{FURTHER, NOT_SIMULATED, Simulation};
 pub use effects::{Effects, Inventory, Unowned};
 pub(super) use holds::OwnHolds;
 pub use holds::Unhold;
-pub use install::NOT_SIMULATED;
 pub(super) use lists::Lists;
 pub use lists::WantedPackages;
+pub use merge::{Merged, merge};
 pub use reduce::Reduced;
 pub use streams::RestoreStream;
 
@@ -219,7 +223,7 @@ impl Applier {
             hint: self.hint_about(class, said),
             ..failure(class, what, self.short(source, query.cmd())).telling(words)
         };
-        let output = (self.host.reader().query(query).await)
+        let output = (self.output_of(query).await)
             .map_err(|source| failed(FailureClass::Other, "", None, source))?;
         if self.backend.has_answered(&output) {
             return Ok(output.stdout);

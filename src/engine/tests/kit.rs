@@ -17,7 +17,7 @@ use crate::{
     change::{
         ApplyChanges, Change, ChangeError, FileAfter, FileBefore, FollowUp, NoChanges, RestoreUnit,
         Reverted, Saved, Sink, Undo,
-        packages::{Effects, Reduced},
+        packages::{Effects, Reduced, Simulation},
     },
     check::{FailOn, Family},
     config::desired::Desired,
@@ -120,7 +120,6 @@ impl ApplyChanges for FileChanges {
     async fn preview(&self, change: &Change) -> Result<Option<String>, ChangeError> {
         match change {
             Change::WriteFile { content, .. } => Ok(Some(format!("+{content}"))),
-            Change::InstallPackages { .. } => Err(broken("unable to locate package")),
             _ => Ok(None),
         }
     }
@@ -134,6 +133,14 @@ impl ApplyChanges for FileChanges {
         tokio::task::yield_now().await;
         self.dry_running.lock().unwrap().0 -= 1;
         (self.dry_run_of_change.lock().unwrap())(change)
+    }
+
+    async fn simulate_installs(&self, changes: &[&Change]) -> Vec<Simulation> {
+        let simulated = |change: &&Change| match (self.dry_run_of_change.lock().unwrap())(change) {
+            Ok(()) => Simulation::Unknown(broken("unable to locate package")),
+            Err(error) => Simulation::Rejected(error),
+        };
+        changes.iter().map(simulated).collect()
     }
 
     async fn capture(&self, change: &Change) -> Result<Undo, ChangeError> {

@@ -2,8 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 use std::{fs, io};
 
+use nix::sys::{
+    resource::{UsageWho, getrusage},
+    time::TimeValLike,
+};
 use sysinfo::{
     MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, System as Sysinfo, UpdateKind,
 };
@@ -52,6 +57,14 @@ impl System for RealSystem {
             ProcFiles(Arc::new(RealFiles)).process(pid)
         })
         .map_err(failed("list", PROC.into()))
+    }
+
+    /// `getrusage(2)` of the process with all its threads.
+    fn own_cpu_time(&self) -> Option<Duration> {
+        let usage = getrusage(UsageWho::RUSAGE_SELF).ok()?;
+        let used = usage.user_time() + usage.system_time();
+        let micros = u64::try_from(used.num_microseconds()).ok()?;
+        Some(Duration::from_micros(micros))
     }
 }
 
