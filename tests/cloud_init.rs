@@ -1129,7 +1129,7 @@ fn sample(value: &FormValue) -> String {
     let text = match value.kind {
         ValueKind::Text => "some-text",
         ValueKind::Name => "prod",
-        ValueKind::Url | ValueKind::HttpsUrl => "https://example.org/gpu-bootstrap",
+        ValueKind::HttpsUrl => "https://example.org/gpu-bootstrap",
         ValueKind::Sha256 => DIGEST,
         ValueKind::Certificate => "LS0tLS1CRUdJTg==",
         ValueKind::Network => "10.101.0.0/16",
@@ -1137,6 +1137,7 @@ fn sample(value: &FormValue) -> String {
         ValueKind::Host => "api.example.com",
         ValueKind::ImageName => "registry.example.com/tools",
         ValueKind::ObjectName => "nvidia",
+        ValueKind::AgentVersion => "v1.35.2+k3s1",
         ValueKind::Version => return value.example().replace("1.36", "1.37"),
         ValueKind::Architecture | ValueKind::InstanceFamily => value.example(),
     };

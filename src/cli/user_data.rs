@@ -5,7 +5,9 @@ mod values;
 use camino::{Utf8Path, Utf8PathBuf};
 use serde_json::Value;
 
-use self::values::{Values, check_family, is_plain, named, of_kind, of_setting, usage, wrong};
+use self::values::{
+    Values, check_agent, check_family, is_plain, named, of_kind, of_setting, usage, wrong,
+};
 use super::{
     Failure, args, compat,
     env::{Console, Env},
@@ -159,6 +161,9 @@ pub(super) fn run(
         .check(env, &matrix, &files, &args.set)?;
         console.warn(&resolution.warnings);
         method = resolution.desired.cluster.map(|spec| spec.method);
+        if let Some(agent) = (method.as_ref()).and_then(|one| one.implementation().agent()) {
+            check_agent(form, &values, agent)?;
+        }
         for (key, path, value) in given.values() {
             if except.contains(&key) {
                 continue;
@@ -353,6 +358,9 @@ fn complete(form: &Form, settings: &[(String, String)], text: &str) -> Result<()
         if let Some(command) = &row.printed_by {
             source = format!("; `{command}` prints them");
         }
+    }
+    if is_left(ADDRESS) {
+        source += "; \"Put the binary on a server\" in docs/cloud-init.md describes the address";
     }
     let count = match options.len() {
         0 => return Ok(()),
