@@ -18,7 +18,7 @@ use crate::{
 const COMMENTS: &str = "see the comments in the template";
 
 /// The words that stand for a value in the documents, the templates and the messages.
-const PLACEHOLDERS: [&str; 15] = [
+const PLACEHOLDERS: [&str; 16] = [
     "ACCOUNT",
     "ACR",
     "BASE64",
@@ -29,6 +29,7 @@ const PLACEHOLDERS: [&str; 15] = [
     "LOCATION",
     "NAME",
     "POOL",
+    "REGION",
     "REGISTRY",
     "RESOURCE",
     "SERVER",
