@@ -1371,6 +1371,32 @@ fn settings_of_a_file_are_in_the_user_data() {
     assert!(said.contains("site.toml:2:1: unknown key"), "{said}");
 }
 
+/// Google Cloud images without cloud-init are also used outside a cluster.
+#[test]
+fn user_data_without_a_cluster_has_no_cluster_settings() {
+    let form = form("google");
+    let digest = format!("sha256={DIGEST}");
+    let (text, said) = printed(
+        &form.name,
+        &[
+            "--set",
+            "cluster.join=none",
+            "--set",
+            "runtime.use=[\"docker\"]",
+            "--value",
+            "address=https://files.example.com/gpu-bootstrap",
+            "--value",
+            &digest,
+        ],
+    );
+    let settings = settings_in(form, &text);
+    assert!(!settings.contains("version"), "{settings}");
+    let cluster = resolved(machine_of(form), &settings).expect("settings");
+    assert!(cluster.is_none(), "{settings}");
+    assert!(!text.contains("join-token"), "{text}");
+    assert!(!said.contains("kubectl"), "{said}");
+}
+
 /// A trailing slash must not lead to an image name with a double slash.
 #[test]
 fn a_registry_may_end_with_a_slash() {

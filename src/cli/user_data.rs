@@ -40,6 +40,10 @@ const SET_EACH: &str = "Set each `@VALUE@`. ";
 /// The value of `cluster.token` in templates that write the token file.
 const TOKEN_PLACE: &str = "\"file:/etc/gpu-bootstrap/join-token\"";
 
+/// The setting that removes the cluster from a template, and its value.
+const JOIN: &str = "cluster.join";
+const NONE: &str = "none";
+
 /// The lines that write the token file. They are removed if the token comes from another source.
 const TOKEN_LINES: [&str; 2] = [
     "  - path: /etc/gpu-bootstrap/join-token\n    permissions: \"0600\"\n    content: \"@TOKEN@\"\n",
@@ -144,10 +148,20 @@ pub(super) fn run(
     }
     let mut missing = Vec::new();
     let mut method = None;
+    let is_outside =
+        (given.values()).any(|(key, _, value)| key == JOIN && value.as_str() == Some(NONE));
     if let Some(os) = &form.os {
         let block = Block::of(&text, &form.settings_file);
         let template = block.settings(&text);
         let mut settings = Document::parse(Format::Toml, &template).map_err(invalid_template)?;
+        if is_outside {
+            let cluster = Setting {
+                key: vec!["cluster".to_owned()],
+                value: None,
+            };
+            settings.set(&cluster).map_err(invalid_template)?;
+        }
+        let template = settings.text();
         missing = placeholders(&settings.all(), "");
         let except: Vec<&str> = (form.values.iter())
             .filter_map(|row| row.setting.as_deref())
@@ -213,7 +227,8 @@ pub(super) fn run(
     text = text.replace(SET_EACH, "");
     // Print without hiding secrets: the user requested the token, and placeholders in URLs look like credentials.
     print::text(console.out.openly(), &text)?;
-    let (title, commands) = next(form, provider, &values);
+    let gpu_pods = form.gpu_pods.filter(|_| !is_outside);
+    let (title, commands) = next(form, gpu_pods, provider, &values);
     console.next(title, &commands);
     Ok(Exit::Ok)
 }
@@ -386,12 +401,17 @@ const WAIT_FOR_POD: &str = "kubectl wait --for=jsonpath='{.status.phase}'=Succee
 
 /// Returns the next commands with a title. For nodes of a Kubernetes cluster: the runtime class, the device plugin, and a pod that
 /// tests it. For this pod: its result. For a machine outside a cluster: the state of the run.
-fn next(form: &Form, provider: Option<&Provider>, values: &Values) -> (&'static str, Vec<String>) {
+fn next(
+    form: &Form,
+    gpu_pods: Option<GpuPods>,
+    provider: Option<&Provider>,
+    values: &Values,
+) -> (&'static str, Vec<String>) {
     if let Some(pod) = &form.pod {
         let command = format!("{WAIT_FOR_POD} pod/{pod} && kubectl logs {pod}");
         return ("To see the result:", vec![command]);
     }
-    let Some(gpu_pods) = form.gpu_pods else {
+    let Some(gpu_pods) = gpu_pods else {
         let command = "gpu-bootstrap status --wait".to_owned();
         return ("On the machine, until the run has finished:", vec![command]);
     };
