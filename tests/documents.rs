@@ -170,7 +170,8 @@ fn reading_times_are_realistic() {
         let page = cells[1].rsplit(['(', ')']).nth(1).expect("a link");
         let text = document(&format!("docs/{page}"));
         let needed = text.split_whitespace().count().div_ceil(200);
-        let stated = format!("\n\n*{minutes} minutes");
+        let unit = if minutes == 1 { "minute" } else { "minutes" };
+        let stated = format!("\n\n*{minutes} {unit}");
         if !text.contains(&stated) || !(needed..=needed + 1).contains(&minutes) {
             wrong.push(format!(
                 "docs/{page}: {needed} minutes are needed, docs/README.md has {minutes}"

@@ -5,9 +5,9 @@
 # The Google guest agent runs this script at each boot, but it installs only once for each instance. After a reboot, a systemd
 # unit continues the run. If the driver crashes the machine in three boots in a row, the script exits with code 6 at each boot,
 # until an administrator runs `gpu-bootstrap install`.
-# It turns the instance into a Ready node of a kubeadm cluster. For a machine outside a cluster, remove `[cluster]` and the
-# token, and set `runtime.use = ["docker"]`. Set each `@VALUE@`. `kubeadm token create --ttl 30m --print-join-command` prints
-# the cluster values.
+# It turns the instance into a Ready node of a kubeadm cluster. For a machine outside a cluster, use `gpu-bootstrap user-data google
+# --set cluster.join=none --set 'runtime.use=["docker"]'`, or remove `[cluster]` and the token by hand.
+# Set each `@VALUE@`. `kubeadm token create --ttl 30m --print-join-command` prints the cluster values.
 set -eu
 instance=$(cat /sys/class/dmi/id/product_uuid)
 mark=/var/lib/gpu-bootstrap-startup-script

@@ -132,8 +132,6 @@ pub enum ValueKind {
     Text,
     /// A name instead of a path or an ARN.
     Name,
-    /// An HTTP or HTTPS URL.
-    Url,
     HttpsUrl,
     Sha256,
     /// A PEM certificate in base64.
@@ -153,6 +151,8 @@ pub enum ValueKind {
     InstanceFamily,
     /// A version with as many numbers as the example.
     Version,
+    /// A version of k3s or RKE2, such as `v1.35.2+k3s1`.
+    AgentVersion,
 }
 
 /// A `form.toml`.

@@ -5,7 +5,9 @@ mod values;
 use camino::{Utf8Path, Utf8PathBuf};
 use serde_json::Value;
 
-use self::values::{Values, check_family, is_plain, named, of_kind, of_setting, usage, wrong};
+use self::values::{
+    Values, check_agent, check_family, is_plain, named, of_kind, of_setting, usage, wrong,
+};
 use super::{
     Failure, args, compat,
     env::{Console, Env},
@@ -37,6 +39,10 @@ const SET_EACH: &str = "Set each `@VALUE@`. ";
 
 /// The value of `cluster.token` in templates that write the token file.
 const TOKEN_PLACE: &str = "\"file:/etc/gpu-bootstrap/join-token\"";
+
+/// The setting that removes the cluster from a template, and its value.
+const JOIN: &str = "cluster.join";
+const NONE: &str = "none";
 
 /// The lines that write the token file. They are removed if the token comes from another source.
 const TOKEN_LINES: [&str; 2] = [
@@ -142,10 +148,20 @@ pub(super) fn run(
     }
     let mut missing = Vec::new();
     let mut method = None;
+    let is_outside =
+        (given.values()).any(|(key, _, value)| key == JOIN && value.as_str() == Some(NONE));
     if let Some(os) = &form.os {
         let block = Block::of(&text, &form.settings_file);
         let template = block.settings(&text);
         let mut settings = Document::parse(Format::Toml, &template).map_err(invalid_template)?;
+        if is_outside {
+            let cluster = Setting {
+                key: vec!["cluster".to_owned()],
+                value: None,
+            };
+            settings.set(&cluster).map_err(invalid_template)?;
+        }
+        let template = settings.text();
         missing = placeholders(&settings.all(), "");
         let except: Vec<&str> = (form.values.iter())
             .filter_map(|row| row.setting.as_deref())
@@ -159,6 +175,9 @@ pub(super) fn run(
         .check(env, &matrix, &files, &args.set)?;
         console.warn(&resolution.warnings);
         method = resolution.desired.cluster.map(|spec| spec.method);
+        if let Some(agent) = (method.as_ref()).and_then(|one| one.implementation().agent()) {
+            check_agent(form, &values, agent)?;
+        }
         for (key, path, value) in given.values() {
             if except.contains(&key) {
                 continue;
@@ -208,7 +227,8 @@ pub(super) fn run(
     text = text.replace(SET_EACH, "");
     // Print without hiding secrets: the user requested the token, and placeholders in URLs look like credentials.
     print::text(console.out.openly(), &text)?;
-    let (title, commands) = next(form, provider, &values);
+    let gpu_pods = form.gpu_pods.filter(|_| !is_outside);
+    let (title, commands) = next(form, gpu_pods, provider, &values);
     console.next(title, &commands);
     Ok(Exit::Ok)
 }
@@ -354,6 +374,9 @@ fn complete(form: &Form, settings: &[(String, String)], text: &str) -> Result<()
             source = format!("; `{command}` prints them");
         }
     }
+    if is_left(ADDRESS) {
+        source += "; \"Put the binary on a server\" in docs/cloud-init.md describes the address";
+    }
     let count = match options.len() {
         0 => return Ok(()),
         1 => "1 value is missing".to_owned(),
@@ -378,12 +401,17 @@ const WAIT_FOR_POD: &str = "kubectl wait --for=jsonpath='{.status.phase}'=Succee
 
 /// Returns the next commands with a title. For nodes of a Kubernetes cluster: the runtime class, the device plugin, and a pod that
 /// tests it. For this pod: its result. For a machine outside a cluster: the state of the run.
-fn next(form: &Form, provider: Option<&Provider>, values: &Values) -> (&'static str, Vec<String>) {
+fn next(
+    form: &Form,
+    gpu_pods: Option<GpuPods>,
+    provider: Option<&Provider>,
+    values: &Values,
+) -> (&'static str, Vec<String>) {
     if let Some(pod) = &form.pod {
         let command = format!("{WAIT_FOR_POD} pod/{pod} && kubectl logs {pod}");
         return ("To see the result:", vec![command]);
     }
-    let Some(gpu_pods) = form.gpu_pods else {
+    let Some(gpu_pods) = gpu_pods else {
         let command = "gpu-bootstrap status --wait".to_owned();
         return ("On the machine, until the run has finished:", vec![command]);
     };

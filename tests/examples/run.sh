@@ -98,7 +98,7 @@ StateSaveLocation=$work
 ProctrackType=proctrack/cgroup
 TaskPlugin=task/cgroup
 GresTypes=gpu
-NodeName=$(hostname -s) Gres=gpu:8 State=DRAIN
+NodeName=$(hostname -s) Gres=gpu:8
 PartitionName=gpu Nodes=ALL Default=YES
 END
 read_by_slurm() {

@@ -11,10 +11,31 @@ use crate::{
     },
     compat::matrix::{InstanceDriver, InstanceType, Matrix},
     exit::Exit,
+    joins::agents::Agent,
     model::{pattern, text::nearest},
 };
 
 const COMMENTS: &str = "see the comments in the template";
+
+/// The words that stand for a value in the documents, the templates and the messages.
+const PLACEHOLDERS: [&str; 16] = [
+    "ACCOUNT",
+    "ACR",
+    "BASE64",
+    "BUCKET",
+    "CLUSTER",
+    "CONTAINER",
+    "DIGEST",
+    "LOCATION",
+    "NAME",
+    "POOL",
+    "REGION",
+    "REGISTRY",
+    "RESOURCE",
+    "SERVER",
+    "URL",
+    "VERSION",
+];
 
 /// Values by name.
 pub(super) type Values = BTreeMap<&'static str, String>;
@@ -79,6 +100,37 @@ pub(super) fn check_family(
         Some((name, why, hint)) => Err(usage(&format!("read `--value {name}`: {why}"), &hint)),
         None => Ok(()),
     }
+}
+
+/// Checks that the version of the agent, if it is given, is a version of the agent that joins.
+pub(super) fn check_agent(
+    form: &'static Form,
+    values: &Values,
+    agent: &Agent,
+) -> Result<(), Failure> {
+    let Some((row, version)) = of_kind(form, values, ValueKind::AgentVersion) else {
+        return Ok(());
+    };
+    match wrong_agent(version, agent) {
+        Some((why, hint)) => Err(usage(
+            &format!(
+                "read `--value {}`: invalid value `{version}`: {why}",
+                row.name
+            ),
+            &hint,
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Returns the reason that a version is one of the other agent, and the remedy.
+fn wrong_agent(version: &str, agent: &Agent) -> Option<(String, String)> {
+    let other = Agent::of_version(version).filter(|other| *other != agent)?;
+    let (name, other) = (agent.name, other.name);
+    Some((
+        format!("a version of {other}, but the join method is {name}"),
+        format!("use a version of {name}, or add `--set cluster.join={other}`"),
+    ))
 }
 
 /// Returns the name of the invalid value, the reason, and the remedy.
@@ -159,13 +211,29 @@ pub(super) fn wrong(row: &FormValue, value: &str) -> Option<(String, String)> {
             return Some((case.why.clone(), case.hint.replace("@LAST@", last)));
         }
     }
-    let why = unlike(row, value)?;
-    let hint = match (&row.hint, row.kind) {
-        (Some(hint), _) => hint.clone(),
-        (None, ValueKind::Name) => format!("use the name: `--value {}={last}`", row.name),
-        (None, _) => COMMENTS.to_owned(),
-    };
-    Some((why.to_owned(), hint))
+    if let Some(why) = unlike(row, value) {
+        let hint = match (&row.hint, row.kind) {
+            (Some(hint), _) => hint.clone(),
+            (None, ValueKind::Name) => format!("use the name: `--value {}={last}`", row.name),
+            (None, _) => COMMENTS.to_owned(),
+        };
+        return Some((why.to_owned(), hint));
+    }
+    let word = placeholder(row, value)?;
+    Some((
+        format!("`{word}` is a placeholder"),
+        format!("replace `{word}` with your value"),
+    ))
+}
+
+/// Returns the placeholder in a value. Certificates and the query of a URL may contain the same letters by chance.
+fn placeholder(row: &FormValue, value: &str) -> Option<&'static str> {
+    if row.kind == ValueKind::Certificate {
+        return None;
+    }
+    let text = value.split('?').next().unwrap_or_default();
+    let mut words = text.split(|letter: char| !letter.is_ascii_alphanumeric());
+    words.find_map(|word| PLACEHOLDERS.into_iter().find(|one| *one == word))
 }
 
 /// Returns the reason that a value does not have the format of its kind.
@@ -177,10 +245,6 @@ fn unlike(row: &FormValue, value: &str) -> Option<&'static str> {
         ValueKind::Name => (
             !value.contains([':', '/']),
             "a name contains no `:` and `/`",
-        ),
-        ValueKind::Url => (
-            value.starts_with("https://") || value.starts_with("http://"),
-            "the URL must start with `https://` or `http://`",
         ),
         ValueKind::HttpsUrl => (
             value.starts_with("https://"),
@@ -218,6 +282,10 @@ fn unlike(row: &FormValue, value: &str) -> Option<&'static str> {
                 Some(2) => "not a version with two numbers, such as `1.36`",
                 _ => "not a version with three numbers, such as `1.36.4`",
             },
+        ),
+        ValueKind::AgentVersion => (
+            Agent::of_version(value).is_some(),
+            "not a version of k3s or RKE2, such as `v1.35.2+k3s1` or `v1.35.2+rke2r1`",
         ),
     };
     (!is_valid).then_some(why)
@@ -291,7 +359,10 @@ fn is_digest(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::forms;
+    use crate::{
+        cli::forms,
+        joins::agents::{K3S, RKE2},
+    };
 
     #[test]
     fn family_without_usable_gpus_is_rejected() {
@@ -318,6 +389,72 @@ mod tests {
         for (family, arch) in rows! { "g6", Some("x86_64"); "g5g", Some("arm64"); "p6-b200", None; }
         {
             assert_eq!(found(family, arch), None, "{family}");
+        }
+    }
+
+    fn row(form: &'static str, name: &str) -> &'static FormValue {
+        let form = forms::named(form).unwrap();
+        form.values.iter().find(|row| row.name == name).unwrap()
+    }
+
+    /// A machine with such a value fails at its first boot, because users copied it from the documentation.
+    #[test]
+    fn placeholders_are_rejected() {
+        for (form, name, value, word) in rows! {
+            "eks", "cluster", "CLUSTER", Some("CLUSTER");
+            "eks", "cluster", "cluster", None;
+            "eks", "cluster", "PROD-cluster-1", None;
+            "eks-karpenter", "role", "KarpenterNodeRole-CLUSTER", Some("CLUSTER");
+            "eks-karpenter", "role", "KarpenterNodeRole-prod", None;
+            "eks", "endpoint", "https://SERVER", Some("SERVER");
+            "node-pool", "registry", "REGISTRY", Some("REGISTRY");
+            "node-pool", "registry", "ACR.azurecr.io", Some("ACR");
+            "node-pool", "registry", "acr.azurecr.io", None;
+            "bare", "address", "https://storage.googleapis.com/BUCKET/gpu-bootstrap",
+                Some("BUCKET");
+            // A presigned URL has random text in its query.
+            "bare", "address", "https://s3.example.com/gpu-bootstrap?X-Amz-Signature=a/URL/b", None;
+        } {
+            let found = wrong(row(form, name), value);
+            let expected = word.map(|word| {
+                (
+                    format!("`{word}` is a placeholder"),
+                    format!("replace `{word}` with your value"),
+                )
+            });
+            assert_eq!(found, expected, "{value}");
+        }
+    }
+
+    #[test]
+    fn urls_must_be_https() {
+        for (form, name) in [
+            ("bare", "address"),
+            ("k3s", "agent-script"),
+            ("eks", "endpoint"),
+        ] {
+            let found = wrong(row(form, name), "http://files.example.com/gpu-bootstrap");
+            let (why, _) = found.expect(name);
+            assert_eq!(why, "the URL must start with `https://`", "{name}");
+        }
+    }
+
+    #[test]
+    fn agent_version_belongs_to_the_join_method() {
+        let row = row("k3s", "agent-version");
+        for version in ["VERSION", "latest", "v1.35.2"] {
+            let (why, _) = wrong(row, version).expect(version);
+            assert!(why.starts_with("not a version of k3s or RKE2"), "{why}");
+        }
+        for (version, agent, other) in [
+            ("v1.35.2+k3s1", &K3S, &RKE2),
+            ("v1.35.2+rke2r1", &RKE2, &K3S),
+        ] {
+            assert_eq!(wrong(row, version), None);
+            assert_eq!(wrong_agent(version, agent), None);
+            let (_, hint) = wrong_agent(version, other).expect(version);
+            let option = format!("`--set cluster.join={}`", agent.name);
+            assert!(hint.contains(&option), "{hint}");
         }
     }
 

@@ -63,7 +63,7 @@ fn read(agent: &Agent, given: &Given<'_>, wrong: &mut Wrongs) -> Option<(String,
         "token",
         given.token,
         "set it to the location of an agent token, such as \"file:/etc/gpu-bootstrap/join-token\" (create one with \
-            `k3s token create --ttl 30m` or `rke2 token create --ttl 30m` on a server, or use the file `agent-token` of a \
+            `k3s token create --ttl 2h` or `rke2 token create --ttl 2h` on a server, or use the file `agent-token` of a \
             server that was started with `--agent-token`)",
     );
     Some((server?, source?.clone()))

@@ -20,6 +20,9 @@ pub struct Agent {
     /// The port for node registration. k3s uses 6443 for registration and for the API. RKE2 uses 6443 only for the API. Source:
     /// RKE2, "Quick Start".
     pub port: u16,
+    /// The start of the suffix of its versions, such as `k3s` in `v1.35.2+k3s1`. Source: the releases of k3s-io/k3s and
+    /// rancher/rke2.
+    build: &'static str,
     pub unit: &'static str,
     /// The configuration file of gpu-bootstrap. The agent reads the files in this directory in name order.
     pub config: &'static str,
@@ -40,6 +43,7 @@ pub const ALL: [&Agent; 2] = [&K3S, &RKE2];
 pub const K3S: Agent = Agent {
     name: "k3s",
     port: API_PORT,
+    build: "k3s",
     unit: "k3s-agent.service",
     config: "/etc/rancher/k3s/config.yaml.d/50-gpu-bootstrap.yaml",
     token: "/etc/rancher/k3s/gpu-bootstrap.token",
@@ -49,19 +53,35 @@ pub const K3S: Agent = Agent {
 pub const RKE2: Agent = Agent {
     name: "rke2",
     port: 9345,
+    build: "rke2r",
     unit: "rke2-agent.service",
     config: "/etc/rancher/rke2/config.yaml.d/50-gpu-bootstrap.yaml",
     token: "/etc/rancher/rke2/gpu-bootstrap.token",
     kubeconfig: "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
 };
 
+impl Agent {
+    /// Returns the agent of a version, or `None` if it is not a version of an agent. A release candidate has `-rc` and a number
+    /// before the `+`.
+    pub fn of_version(version: &str) -> Option<&'static Self> {
+        let is_number =
+            |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let (kubernetes, build) = version.strip_prefix('v')?.split_once('+')?;
+        let (kubernetes, candidate) = kubernetes.split_once("-rc").unwrap_or((kubernetes, "1"));
+        let numbers: Vec<&str> = kubernetes.split('.').chain([candidate]).collect();
+        let is_version = numbers.len() == 4 && numbers.into_iter().all(is_number);
+        let is_own = |agent: &&Self| build.strip_prefix(agent.build).is_some_and(is_number);
+        ALL.into_iter().find(is_own).filter(|_| is_version)
+    }
+}
+
 /// The error for a server token.
 const OF_SERVER: &str = "server token: it allows a machine to become a server and to read the cluster's secrets; use the file \
-     `agent-token` of a server that was started with `--agent-token`, or the output of `k3s token create --ttl 30m`";
+     `agent-token` of a server that was started with `--agent-token`, or the output of `k3s token create --ttl 2h`";
 
 /// The error for a token without the hash of the CA certificate.
 const NOT_SECURE: &str = "not a token in the secure format `K10<CA hash>::...`, so the agent would trust any server at the \
-     address; use the output of `k3s token create --ttl 30m` on a server (`rke2 token create --ttl 30m`), or the file \
+     address; use the output of `k3s token create --ttl 2h` on a server (`rke2 token create --ttl 2h`), or the file \
      `agent-token` of a server that was started with `--agent-token`";
 
 /// Returns the error of a token, or `None` for an agent token in the secure format. Its credentials are `node:PASSWORD` or a
@@ -114,6 +134,25 @@ pub fn server_of(configuration: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn versions_belong_to_one_agent() {
+        for (version, agent) in rows! {
+            "v1.35.2+k3s1", Some("k3s");
+            "v1.35.2-rc1+k3s1", Some("k3s");
+            "v1.35.12+rke2r10", Some("rke2");
+            "VERSION", None;
+            "v1.35+k3s1", None;
+            "v1.35.2", None;
+            "1.35.2+k3s1", None;
+            "v1.35.2+k3s", None;
+            "v1.35.2+rke21", None;
+            "v1.35.2-rc+k3s1", None;
+        } {
+            let found = Agent::of_version(version).map(|agent| agent.name);
+            assert_eq!(found, agent, "{version}");
+        }
+    }
 
     #[test]
     fn only_secure_agent_tokens_are_accepted() {
