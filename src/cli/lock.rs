@@ -153,10 +153,10 @@ fn packages(
 
 /// Whether a package name contains a kernel release such as `6.1.0-44`.
 fn has_release(name: &str) -> bool {
-    let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let is_version = |part: &str| {
         let numbers: Vec<&str> = part.split('.').collect();
-        numbers.len() == 3 && numbers.iter().all(|number| is_number(&number))
+        numbers.len() == 3 && numbers.iter().all(|number| is_number(number))
     };
     let parts: Vec<&str> = name.split('-').collect();
     (parts.windows(2)).any(|pair| is_version(pair[0]) && pair[1].starts_with(|c: char| c.is_ascii_digit()))
@@ -220,6 +220,7 @@ fn write(
 mod tests {
     use super::*;
     use crate::{
+        journal::Validated,
         model::packages::PackageSpec,
         steps::fixtures::{debian, desired},
         tools::packages::PackageCondition,
@@ -278,15 +279,17 @@ mod tests {
 
     #[test]
     fn driver_must_have_the_validated_version() {
-        let mut node = ValidatedNode::default();
-        node.driver = Some(crate::journal::Validated {
-            seq: 1,
-            settings: Vec::new(),
-            driver: vec![PackageSpec {
-                name: "libcuda1".to_owned(),
-                version: Some("580.1".to_owned()),
-            }],
-        });
+        let node = ValidatedNode {
+            driver: Some(Validated {
+                seq: 1,
+                settings: Vec::new(),
+                driver: vec![PackageSpec {
+                    name: "libcuda1".to_owned(),
+                    version: Some("580.1".to_owned()),
+                }],
+            }),
+            ..ValidatedNode::default()
+        };
         let differs = |version: &str| {
             let packages = BTreeMap::from([("libcuda1".to_owned(), version.to_owned())]);
             not_as_validated(&node, &packages).map(|(name, why)| format!("{name} {why}"))

@@ -163,7 +163,8 @@ pub fn load(
     })?;
     if let Some(lock) = &lock {
         lock.pin(&mut resolution.desired, facts)?;
-        resolution.warnings.extend(lock.other_kernel(facts));
+        let warnings = [lock.other_kernel(facts), lock.lacks_fixes(matrix)];
+        resolution.warnings.extend(warnings.into_iter().flatten());
     }
     if let Some(cluster) = &mut resolution.desired.cluster {
         resolve_credential(files, &ask.env, cluster);

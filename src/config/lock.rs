@@ -11,6 +11,7 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use crate::{
+    compat::{matrix::Matrix, security},
     config::{
         desired::{Desired, DriverSpec, Existing, LockedPackages, PackageSpec, Purpose},
         error::{ConfigError, Refusal},
@@ -22,7 +23,10 @@ use crate::{
         detection::{carries_driver, is_driver_part},
     },
     host::digest::sha256,
-    model::{text::beginning, version::KernelVersion},
+    model::{
+        text::beginning,
+        version::{DriverVersion, KernelVersion},
+    },
 };
 
 /// The version of the file format.
@@ -90,6 +94,7 @@ pub struct LockedDriver {
     pub source: String,
     pub flavor: String,
     pub branch: String,
+    /// The driver version, which the packages determine.
     pub version: Option<String>,
     pub build: Option<String>,
     /// DKMS name and version of the module source. `None` for a precompiled module, which is a package.
@@ -99,14 +104,13 @@ pub struct LockedDriver {
 impl LockedDriver {
     /// Returns the settings that select the driver, in the form `KEY=VALUE`.
     pub fn settings(&self) -> Vec<String> {
-        let further = [("version", &self.version), ("build", &self.build)];
         let all = [
             ("source", Some(&self.source)),
             ("flavor", Some(&self.flavor)),
             ("branch", Some(&self.branch)),
+            ("build", self.build.as_ref()),
         ];
         (all.into_iter())
-            .chain(further.map(|(key, value)| (key, value.as_ref())))
             .filter_map(|(key, value)| Some(format!("driver.{key}={}", value?)))
             .collect()
     }
@@ -124,7 +128,7 @@ impl LockedDriver {
             source: get("source").unwrap_or_default(),
             flavor: get("flavor").unwrap_or_default(),
             branch: get("branch").unwrap_or_default(),
-            version: get("version"),
+            version: None,
             build: get("build"),
             module: None,
         }
@@ -288,6 +292,14 @@ impl Lock {
             format!("the lock file is for another system: {}", differences.join("; ")),
             "use a lock file that `gpu-bootstrap lock` wrote on a node with this system",
         ))
+    }
+
+    /// Returns a warning if the locked driver lacks security fixes. The version is installed anyway, because it was validated.
+    pub(super) fn lacks_fixes(&self, matrix: &Matrix) -> Option<String> {
+        let version = self.driver.as_ref()?.version.as_ref()?;
+        let version: DriverVersion = version.parse().ok()?;
+        let lacking = security::of_driver(matrix, &version)?;
+        Some(format!("the lock file: {}", lacking.why))
     }
 
     /// Returns a warning if the machine has another kernel of the same series, because the packages of a kernel are then not
@@ -621,7 +633,6 @@ nvidia-smi = "535.261.03-1~deb12u1"
                 "driver.source=nvidia",
                 "driver.flavor=open",
                 "driver.branch=580",
-                "driver.version=580.178.04",
                 "driver.build=dkms"
             ]
         );
