@@ -374,7 +374,11 @@ async fn inventory(state: &State, locked: Option<&Desired>) -> Inventory {
 /// versions.
 fn with_lock(report: &mut RunReport, file: Option<&Utf8Path>) {
     let file = file.map_or_else(|| "FILE".to_owned(), |file| shell_word(file.as_str()));
-    for command in report.findings.iter_mut().filter_map(|finding| finding.command.as_mut()) {
+    for command in report
+        .findings
+        .iter_mut()
+        .filter_map(|finding| finding.command.as_mut())
+    {
         if command == check::INSTALL {
             *command = format!("{} --lock {file}", check::INSTALL);
         }

@@ -43,8 +43,7 @@ fn requested(
     let mut request = if args.resume {
         resumed(host, console)?
     } else {
-        let request =
-            prepare::request(&args.target, &args.image, args.reboot, args.lock_timeout)?;
+        let request = prepare::request(&args.target, &args.image, args.reboot, args.lock_timeout)?;
         prepare::with_lock(host, env, &args.target, request)?
     };
     let deadline = args.deadline.map(|deadline| deadline.as_secs());

@@ -58,8 +58,13 @@ pub(super) async fn run(
         let mut locked = LockedDriver::of(&driver.settings);
         let is_compiled = packages.keys().any(|name| is_module_source(name));
         locked.version = node.version.as_ref().map(ToString::to_string);
-        locked.build.get_or_insert_with(|| Build::of(is_compiled).to_string());
-        let name = desired.driver.as_ref().and_then(|driver| driver.compiled_as.as_ref());
+        locked
+            .build
+            .get_or_insert_with(|| Build::of(is_compiled).to_string());
+        let name = desired
+            .driver
+            .as_ref()
+            .and_then(|driver| driver.compiled_as.as_ref());
         locked.module = (name.zip(node.version.as_ref()))
             .filter(|_| is_compiled)
             .map(|(name, version)| format!("{name} {version}"));
@@ -97,9 +102,13 @@ fn system(facts: &Facts) -> Result<LockedSystem, Failure> {
     let os = facts.os.as_ref();
     let release = os.and_then(|os| Some((os.id.clone(), os.version_id.clone()?)));
     let kernel = &facts.kernel;
-    let (Some((os, release)), Some(arch), Some(running)) = (release, &kernel.arch, &kernel.running) else {
+    let (Some((os, release)), Some(arch), Some(running)) = (release, &kernel.arch, &kernel.running)
+    else {
         let why = "the operating system release, the architecture or the running kernel is unknown";
-        return Err(not_locked(why, "run `gpu-bootstrap facts`, which shows the reason"));
+        return Err(not_locked(
+            why,
+            "run `gpu-bootstrap facts`, which shows the reason",
+        ));
     };
     Ok(LockedSystem {
         os,
@@ -159,7 +168,8 @@ fn has_release(name: &str) -> bool {
         numbers.len() == 3 && numbers.iter().all(|number| is_number(number))
     };
     let parts: Vec<&str> = name.split('-').collect();
-    (parts.windows(2)).any(|pair| is_version(pair[0]) && pair[1].starts_with(|c: char| c.is_ascii_digit()))
+    (parts.windows(2))
+        .any(|pair| is_version(pair[0]) && pair[1].starts_with(|c: char| c.is_ascii_digit()))
 }
 
 /// Returns a package of the validated driver that is no longer installed in the validated version, with the difference.
@@ -253,9 +263,14 @@ mod tests {
             package("linux-headers-6.1.0-41-amd64", "6.1.158-1", Installed),
         ];
         let node = ValidatedNode {
-            packages: ["runc", "tini", "linux-headers-6.1.0-44-amd64", "linux-headers-6.1.0-41-amd64"]
-                .map(str::to_owned)
-                .into(),
+            packages: [
+                "runc",
+                "tini",
+                "linux-headers-6.1.0-44-amd64",
+                "linux-headers-6.1.0-41-amd64",
+            ]
+            .map(str::to_owned)
+            .into(),
             ..ValidatedNode::default()
         };
         let system = system(&debian()).unwrap_or_else(|failure| panic!("{failure:?}"));

@@ -576,7 +576,9 @@ impl Target {
     /// If the database cannot be read.
     pub(super) async fn database(&self) -> Result<Vec<Package>, Failure> {
         let state = self.inspection.state();
-        let database = state.database(self.resolution.desired.packages.manager).await;
+        let database = state
+            .database(self.resolution.desired.packages.manager)
+            .await;
         let database = database.map_err(|error| {
             let message = "failed to read the package database";
             Failure::caused(Exit::StepFailed, "unreadable", message, error, None)

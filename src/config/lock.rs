@@ -248,7 +248,11 @@ impl Lock {
                 let keys: Vec<String> = keys.iter().map(|key| string(key)).collect();
                 (name.clone(), Some(format!("[{}]", keys.join(", "))))
             };
-            table(&mut text, "repositories", self.repositories.iter().map(list));
+            table(
+                &mut text,
+                "repositories",
+                self.repositories.iter().map(list),
+            );
         }
         table(&mut text, "packages", self.packages.iter().map(pairs));
         text
@@ -268,7 +272,9 @@ impl Lock {
         let mut differences = Vec::new();
         let mut compare = |what: &str, locked: String, here: Option<String>| {
             if let Some(here) = here.filter(|here| *here != locked) {
-                differences.push(format!("{what} {locked} in the lock, {here} on this machine"));
+                differences.push(format!(
+                    "{what} {locked} in the lock, {here} on this machine"
+                ));
             }
         };
         let os = facts.os.as_ref().and_then(|os| {
@@ -276,7 +282,11 @@ impl Lock {
             Some(format!("{} {release}", os.id))
         });
         compare("system", format!("{} {}", system.os, system.release), os);
-        compare("architecture", system.arch.clone(), facts.kernel.arch.clone());
+        compare(
+            "architecture",
+            system.arch.clone(),
+            facts.kernel.arch.clone(),
+        );
         let series = |kernel: &KernelVersion| {
             let (major, minor) = kernel.series();
             format!("{major}.{minor}")
@@ -289,7 +299,10 @@ impl Lock {
         }
         Err(Refusal::new(
             "lock-of-another-system",
-            format!("the lock file is for another system: {}", differences.join("; ")),
+            format!(
+                "the lock file is for another system: {}",
+                differences.join("; ")
+            ),
             "use a lock file that `gpu-bootstrap lock` wrote on a node with this system",
         ))
     }
@@ -373,9 +386,12 @@ impl Lock {
             && driver.existing != Existing::Keep
         {
             fix(&mut driver.packages);
-            let known = |spec: &&PackageSpec| driver.packages.iter().any(|one| one.name == spec.name);
-            let further: Vec<PackageSpec> =
-                (exact.iter()).filter(|spec| !known(spec)).cloned().collect();
+            let known =
+                |spec: &&PackageSpec| driver.packages.iter().any(|one| one.name == spec.name);
+            let further: Vec<PackageSpec> = (exact.iter())
+                .filter(|spec| !known(spec))
+                .cloned()
+                .collect();
             driver.packages.extend(further);
         }
         if let Some(kernel) = &mut desired.kernel {
@@ -383,7 +399,10 @@ impl Lock {
                 let requested = (method.packages.iter()).filter_map(|spec| {
                     let version = locked.versions.get(&spec.name)?;
                     let name = spec.name.clone();
-                    Some(PackageSpec { name, version: Some(version.clone()) })
+                    Some(PackageSpec {
+                        name,
+                        version: Some(version.clone()),
+                    })
                 });
                 let requested: Vec<PackageSpec> = requested.collect();
                 method.fix(&requested);
@@ -432,7 +451,10 @@ impl Lock {
             (self.packages.iter()).partition(|(name, version)| is_free(name, version));
         LockedPackages {
             digest: self.digest(),
-            versions: locked.into_iter().map(|(name, version)| (name.clone(), version.clone())).collect(),
+            versions: locked
+                .into_iter()
+                .map(|(name, version)| (name.clone(), version.clone()))
+                .collect(),
             free: (free.into_iter().map(|(name, _)| name.clone()))
                 .chain(here.iter().map(|release| format!("*{release}*")))
                 .collect(),
@@ -494,7 +516,8 @@ fn table<K: AsRef<str>>(
             continue;
         };
         let key = key.as_ref();
-        let is_bare = (key.bytes()).all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+        let is_bare =
+            (key.bytes()).all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
         let key = if is_bare { key.to_owned() } else { string(key) };
         let _ = writeln!(text, "{key} = {value}");
     }
@@ -504,7 +527,9 @@ fn table<K: AsRef<str>>(
 fn unreadable(file: &str, text: &str, error: &toml::de::Error) -> ConfigError {
     let byte = error.span().map_or(0, |span| span.start).min(text.len());
     let line = text.lines().nth(text[..byte].matches('\n').count());
-    let key = line.and_then(|line| line.split_once('=')).map(|(key, _)| key.trim());
+    let key = line
+        .and_then(|line| line.split_once('='))
+        .map(|(key, _)| key.trim());
     let message = error.message().trim().replace('\n', "; ");
     ConfigError::Syntax {
         place: Location::in_file(file, text, byte),
@@ -607,20 +632,58 @@ nvidia-smi = "535.261.03-1~deb12u1"
     #[test]
     fn error_contains_line_and_key() {
         for (from, to, place, said) in [
-            ("lock = 1", "lock = 2", "node.lock:3:1", "`lock` cannot be 2"),
+            (
+                "lock = 1",
+                "lock = 2",
+                "node.lock:3:1",
+                "`lock` cannot be 2",
+            ),
             ("lock = 1\n", "", "node.lock:1:1", "`lock` cannot be unset"),
-            ("dkms = \"3.0.10-8+deb12u1\"", "dkms = 3", "node.lock:30:", "`dkms`: "),
-            ("arch = \"x86_64\"", "arhc = \"x86_64\"", "node.lock:12:", "arhc"),
-            ("\"3.0.10-8+deb12u1\"", "\"-o Dir::Etc=/tmp\"", "node.lock:30:1", "not a package version"),
-            ("dkms = ", "\"--dkms\" = ", "node.lock:30:1", "not a package name"),
-            ("\"4:12.2.0-3\"", "\"4:12.*\"", "node.lock:32:1", "`g++` cannot be"),
+            (
+                "dkms = \"3.0.10-8+deb12u1\"",
+                "dkms = 3",
+                "node.lock:30:",
+                "`dkms`: ",
+            ),
+            (
+                "arch = \"x86_64\"",
+                "arhc = \"x86_64\"",
+                "node.lock:12:",
+                "arhc",
+            ),
+            (
+                "\"3.0.10-8+deb12u1\"",
+                "\"-o Dir::Etc=/tmp\"",
+                "node.lock:30:1",
+                "not a package version",
+            ),
+            (
+                "dkms = ",
+                "\"--dkms\" = ",
+                "node.lock:30:1",
+                "not a package name",
+            ),
+            (
+                "\"4:12.2.0-3\"",
+                "\"4:12.*\"",
+                "node.lock:32:1",
+                "`g++` cannot be",
+            ),
             ("sha256:aa", "md5:aa", "node.lock:24:1", "not a digest"),
-            ("kernel = \"6.1.0-44-amd64\"", "kernel = \"a b\"", "node.lock:13:", "`kernel`: "),
+            (
+                "kernel = \"6.1.0-44-amd64\"",
+                "kernel = \"a b\"",
+                "node.lock:13:",
+                "`kernel`: ",
+            ),
         ] {
             let text = TEXT.replace(from, to);
             assert_ne!(text, TEXT, "{from}");
             let error = Lock::parse("node.lock", &text).expect_err(to).to_string();
-            assert!(error.contains(place) && error.contains(said), "{to}: {error}");
+            assert!(
+                error.contains(place) && error.contains(said),
+                "{to}: {error}"
+            );
         }
     }
 
@@ -679,7 +742,9 @@ nvidia-smi = "535.261.03-1~deb12u1"
         lock().pin(&mut want, &facts()).expect("all packages");
         let driver = want.driver.as_ref().expect("a driver");
         let specs = |specs: &[PackageSpec]| -> Vec<String> {
-            let spec = |spec: &PackageSpec| format!("{}={}", spec.name, spec.version.as_deref().unwrap_or("*"));
+            let spec = |spec: &PackageSpec| {
+                format!("{}={}", spec.name, spec.version.as_deref().unwrap_or("*"))
+            };
             specs.iter().map(spec).collect()
         };
         assert_eq!(
@@ -690,15 +755,22 @@ nvidia-smi = "535.261.03-1~deb12u1"
                 "libcuda1=535.261.03-1~deb12u1"
             ]
         );
-        assert_eq!(specs(&want.headers), ["linux-headers-6.1.0-44-amd64=6.1.176-1"]);
+        assert_eq!(
+            specs(&want.headers),
+            ["linux-headers-6.1.0-44-amd64=6.1.176-1"]
+        );
         let locked = want.packages.guard.lock.as_ref().expect("locked packages");
         assert_eq!(locked.versions.len(), 11);
         let mut short = lock();
         short.packages.remove("docker.io");
-        let error = short.pin(&mut desired(), &facts()).expect_err("docker.io is missing");
+        let error = short
+            .pin(&mut desired(), &facts())
+            .expect_err("docker.io is missing");
         assert!(error.to_string().ends_with("require: docker.io"), "{error}");
         // The runtime of the other node came from another source.
-        short.packages.insert("docker-ce".to_owned(), "5:29.0".to_owned());
+        short
+            .packages
+            .insert("docker-ce".to_owned(), "5:29.0".to_owned());
         short.pin(&mut desired(), &facts()).expect("an alternative");
     }
 

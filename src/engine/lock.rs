@@ -42,19 +42,33 @@ pub fn validated_node(host: &Host) -> Result<ValidatedNode, EngineError> {
     let receipt = fold(&Journal::read(host)?.lines);
     if let Some((why, hint)) = not_validated(&receipt) {
         let what = format!("create a lock file: {why}");
-        return Err(ChangeError::blocked("not-validated", what).advice(hint).into());
+        return Err(ChangeError::blocked("not-validated", what)
+            .advice(hint)
+            .into());
     }
     let mut packages = ours(&receipt.applied).packages;
     for applied in &receipt.applied {
-        if let Change::InstallPackages { packages: specs, .. } = &applied.change {
+        if let Change::InstallPackages {
+            packages: specs, ..
+        } = &applied.change
+        {
             packages.extend(specs.iter().map(|spec| spec.name.clone()));
         }
-        if let Undo::Packages { effects: Some(effects), .. } = &applied.undo {
+        if let Undo::Packages {
+            effects: Some(effects),
+            ..
+        } = &applied.undo
+        {
             packages.extend(effects.moved.iter().map(|spec| spec.name.clone()));
         }
     }
     let driver = receipt.validated;
-    packages.extend(driver.iter().flat_map(|driver| &driver.driver).map(|spec| spec.name.clone()));
+    packages.extend(
+        driver
+            .iter()
+            .flat_map(|driver| &driver.driver)
+            .map(|spec| spec.name.clone()),
+    );
     Ok(ValidatedNode {
         packages,
         version: driver.as_ref().and_then(|driver| version(&driver.driver)),
@@ -66,14 +80,27 @@ pub fn validated_node(host: &Host) -> Result<ValidatedNode, EngineError> {
 fn not_validated(receipt: &Receipt) -> Option<(String, &'static str)> {
     const INSTALL: &str = "run `gpu-bootstrap install`, then create the lock file";
     let Some(last) = receipt.runs.last() else {
-        return Some(("gpu-bootstrap has installed nothing on this machine".to_owned(), INSTALL));
+        return Some((
+            "gpu-bootstrap has installed nothing on this machine".to_owned(),
+            INSTALL,
+        ));
     };
     if last.mode != "install" || receipt.applied.is_empty() {
-        return Some(("the last run undid the changes of gpu-bootstrap".to_owned(), INSTALL));
+        return Some((
+            "the last run undid the changes of gpu-bootstrap".to_owned(),
+            INSTALL,
+        ));
     }
-    if receipt.request.as_ref().is_some_and(|request| request.image) {
+    if receipt
+        .request
+        .as_ref()
+        .is_some_and(|request| request.image)
+    {
         let hint = "create the lock file on an instance of this image, after its first boot";
-        return Some(("this machine is an image, which is validated at its first boot".to_owned(), hint));
+        return Some((
+            "this machine is an image, which is validated at its first boot".to_owned(),
+            hint,
+        ));
     }
     let hint = "run `gpu-bootstrap install --reboot`, then create the lock file";
     match &last.ended {
@@ -83,14 +110,24 @@ fn not_validated(receipt: &Receipt) -> Option<(String, &'static str)> {
         }
         Some(ended) if ended.exit != Exit::Ok.code() => {
             let why = format!("the last run exited with status {}", ended.exit);
-            Some((why, "fix the failure that `gpu-bootstrap status` shows, and run `gpu-bootstrap install`"))
+            Some((
+                why,
+                "fix the failure that `gpu-bootstrap status` shows, and run `gpu-bootstrap install`",
+            ))
         }
-        Some(_) if receipt.rollback_started.is_some() || receipt.applied.iter().any(|one| one.open) => {
+        Some(_)
+            if receipt.rollback_started.is_some() || receipt.applied.iter().any(|one| one.open) =>
+        {
             Some(("the last run has not finished".to_owned(), hint))
         }
         Some(_) => (receipt.validated.as_ref())
             .filter(|validated| is_replaced(receipt, validated))
-            .map(|_| ("the driver was replaced since its validation".to_owned(), INSTALL)),
+            .map(|_| {
+                (
+                    "the driver was replaced since its validation".to_owned(),
+                    INSTALL,
+                )
+            }),
     }
 }
 
@@ -113,8 +150,15 @@ impl Session {
         let of_run: Vec<AppliedChange> = (receipt.applied.into_iter())
             .filter(|one| one.intent >= first && !resume::is_of_unit(one))
             .collect();
-        let has_packages =
-            (of_run.iter()).any(|one| matches!(one.undo, Undo::Packages { effects: Some(_), .. }));
+        let has_packages = (of_run.iter()).any(|one| {
+            matches!(
+                one.undo,
+                Undo::Packages {
+                    effects: Some(_),
+                    ..
+                }
+            )
+        });
         if !jobs.iter().any(is_blocked) || of_run.is_empty() || has_packages {
             return Ok(exit);
         }
@@ -124,7 +168,10 @@ impl Session {
             .collect();
         undo_groups(&self.tools, ledger, &mut groups).await?;
         self.inner.invalidate();
-        if !groups.iter().all(|(_, outcome, _)| matches!(outcome, UndoOutcome::Gone(_))) {
+        if !groups
+            .iter()
+            .all(|(_, outcome, _)| matches!(outcome, UndoOutcome::Gone(_)))
+        {
             let note = "some changes before the blocked package transaction are still applied; run `gpu-bootstrap uninstall` to \
                         undo them";
             self.tools.note(notes, note.to_owned());
@@ -133,7 +180,8 @@ impl Session {
         for job in jobs.iter_mut().filter(|job| job.has(Outcome::Changed)) {
             job.applied = 0;
             job.earlier.clear();
-            let why = "its changes are undone, because the versions of the lock file cannot be installed";
+            let why =
+                "its changes are undone, because the versions of the lock file cannot be installed";
             job.ended = Some(End::new(Outcome::NotRun, why.to_owned()));
         }
         Ok(match exit {
@@ -167,9 +215,7 @@ mod tests {
             at: jiff::Timestamp::UNIX_EPOCH,
             steps: Vec::new(),
             change: Change::RefreshRepositories,
-            undo: Undo::Nothing {
-                why: String::new(),
-            },
+            undo: Undo::Nothing { why: String::new() },
             open: false,
             whole: true,
         });
@@ -178,7 +224,9 @@ mod tests {
 
     #[test]
     fn only_a_successful_installation_is_locked() {
-        assert!(not_validated(&fold(&[])).is_some_and(|(why, _)| why.contains("installed nothing")));
+        assert!(
+            not_validated(&fold(&[])).is_some_and(|(why, _)| why.contains("installed nothing"))
+        );
         for (mode, exit, said) in [
             ("install", Some(0), None),
             ("install", None, Some("has not finished")),
@@ -189,7 +237,10 @@ mod tests {
             let found = not_validated(&receipt(mode, exit)).map(|(why, _)| why);
             match said {
                 None => assert_eq!(found, None),
-                Some(said) => assert!(found.is_some_and(|why| why.contains(said)), "{mode} {exit:?}"),
+                Some(said) => assert!(
+                    found.is_some_and(|why| why.contains(said)),
+                    "{mode} {exit:?}"
+                ),
             }
         }
     }

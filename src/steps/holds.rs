@@ -2,8 +2,7 @@
 
 use super::{
     DRIVER_PACKAGES, HEADERS, PACKAGES_HOLD, PACKAGES_LOCK, TOOLKIT_PACKAGES, installed_runtimes,
-    messages,
-    packages, specs::InstalledPackages,
+    messages, packages, specs::InstalledPackages,
 };
 use crate::{
     change::{Change, Lock},

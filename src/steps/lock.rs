@@ -40,7 +40,9 @@ struct LockState {
 
 /// Adds packages of a foreign architecture, which a lock file contains by their ID.
 fn with_foreign(installed: &mut InstalledPackages, database: &[Package]) {
-    let foreign = database.iter().filter(|one| one.is_foreign() && one.is_unpacked());
+    let foreign = database
+        .iter()
+        .filter(|one| one.is_foreign() && one.is_unpacked());
     installed.extend(foreign.map(|package| {
         let installed = InstalledPackage {
             version: package.version.clone(),
@@ -182,9 +184,14 @@ pub async fn lock_status(
     let database = state.database(policy.manager).await?.unwrap_or_default();
     let has = |name: &String, version: &String| {
         let mut packages = database.iter().filter(|package| package.is_installed());
-        packages.any(|package| package.id == *name && backend.compare(&package.version, version).is_eq())
+        packages.any(|package| {
+            package.id == *name && backend.compare(&package.version, version).is_eq()
+        })
     };
-    let differs = lock.versions.iter().filter(|(name, version)| !has(name, version));
+    let differs = lock
+        .versions
+        .iter()
+        .filter(|(name, version)| !has(name, version));
     Ok(Some(LockStatus {
         digest: lock.digest.clone(),
         drift: differs.count(),
@@ -199,9 +206,13 @@ mod tests {
     fn lock() -> LockedPackages {
         LockedPackages {
             digest: "0123456789abcdef".to_owned(),
-            versions: [("docker.io", "20.10.24"), ("runc", "1.1.5"), ("tini", "0.19")]
-                .map(|(name, version)| (name.to_owned(), version.to_owned()))
-                .into(),
+            versions: [
+                ("docker.io", "20.10.24"),
+                ("runc", "1.1.5"),
+                ("tini", "0.19"),
+            ]
+            .map(|(name, version)| (name.to_owned(), version.to_owned()))
+            .into(),
             free: Vec::new(),
         }
     }
@@ -226,7 +237,10 @@ mod tests {
         let Assessment::Satisfied { why } = answer else {
             panic!("{answer:?}");
         };
-        assert_eq!(why, "3 packages have the versions of the lock file 0123456789ab");
+        assert_eq!(
+            why,
+            "3 packages have the versions of the lock file 0123456789ab"
+        );
         let answer = evaluate(&["docker.io=20.10.25", "runc=1.1.5"], &["docker.io"], &[]);
         let Assessment::Needs { why, changes } = answer else {
             panic!("{answer:?}");
@@ -251,7 +265,11 @@ mod tests {
     #[test]
     fn unavailable_or_held_package_blocks_the_run() {
         for (installed, gone, said) in [
-            (&["runc=1.1.4"][..], &["runc 1.1.5"][..], "no source offers runc 1.1.5"),
+            (
+                &["runc=1.1.4"][..],
+                &["runc 1.1.5"][..],
+                "no source offers runc 1.1.5",
+            ),
             (&["runc!=1.1.4"], &[], "and the package is held"),
         ] {
             let answer = evaluate(installed, &[], gone);

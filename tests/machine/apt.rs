@@ -234,7 +234,10 @@ impl Solver<'_> {
                 version.to_owned()
             }
             // A version on the command line is used for dependencies as well.
-            None => match (self.named.get(name), candidate(self.files, name, now.as_deref())) {
+            None => match (
+                self.named.get(name),
+                candidate(self.files, name, now.as_deref()),
+            ) {
                 (Some(version), _) => version.clone(),
                 (None, Some(offer)) => offer.version,
                 (None, None) => return Err(format!("E: Unable to locate package {name}\n")),

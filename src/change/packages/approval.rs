@@ -285,14 +285,19 @@ pub(super) fn locked(
                 name,
                 from: None,
                 to,
-            } if !lock.allows(backend, name) => Some(format!("{name} {to}, which it does not contain")),
+            } if !lock.allows(backend, name) => {
+                Some(format!("{name} {to}, which it does not contain"))
+            }
             _ => None,
         })
         .collect();
     if reasons.is_empty() {
         return Ok(());
     }
-    let why = format!("it differs from the lock file, because it would install {}", reasons.join(", "));
+    let why = format!(
+        "it differs from the lock file, because it would install {}",
+        reasons.join(", ")
+    );
     Err(disapproved(LOCK_DIFFERS, &why).advice(
         "create the lock file on a node with the same image, settings and type of GPUs, or run the command without `--lock`",
     ))
@@ -301,7 +306,10 @@ pub(super) fn locked(
 /// Returns the error for packages that no source offers in their locked version.
 pub(super) fn unavailable(gone: &[String]) -> ChangeError {
     let first = gone.first().cloned().unwrap_or_default();
-    let what = format!("install the versions of the lock file: no source offers {}", gone.join(", "));
+    let what = format!(
+        "install the versions of the lock file: no source offers {}",
+        gone.join(", ")
+    );
     ChangeError::blocked(LOCK_UNAVAILABLE, what)
         .of(Class::NoVersion(first))
         .advice(LOCK_REMEDY)
@@ -631,14 +639,20 @@ mod tests {
             ),
             // The other rules decide whether an installed package may change.
             (install("libc6", Some("1"), "2"), None),
-            (install("linux-headers-6.1.0-45-amd64", None, "6.1.180"), None),
+            (
+                install("linux-headers-6.1.0-45-amd64", None, "6.1.180"),
+                None,
+            ),
             (remove("tini"), None),
         ] {
             let error = locked(APT.backend(), std::slice::from_ref(&action), &lock).err();
             assert_eq!(error.is_some(), objection.is_some(), "{action:?}");
             if let (Some(error), Some(objection)) = (error, objection) {
                 assert!(error.to_string().ends_with(objection), "{error}");
-                assert_eq!((error.exit(), error.reason()), (Exit::Blocked, LOCK_DIFFERS));
+                assert_eq!(
+                    (error.exit(), error.reason()),
+                    (Exit::Blocked, LOCK_DIFFERS)
+                );
             }
         }
     }

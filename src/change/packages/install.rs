@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     approval::{
-        allowed, choose, guarded, is_of_driver, locked, not_locked, preferred, same_version, unavailable,
+        allowed, choose, guarded, is_of_driver, locked, not_locked, preferred, same_version,
+        unavailable,
     },
     deferred_builds::release_builds,
     has_failed, is_not_offered, is_unmet, names, not_verified,
@@ -253,14 +254,19 @@ impl Applier {
     }
 
     /// Returns the locked packages that are not installed, or installed in an older version.
-    async fn lacking(&self, lock: &LockedPackages) -> Result<BTreeMap<String, String>, ChangeError> {
+    async fn lacking(
+        &self,
+        lock: &LockedPackages,
+    ) -> Result<BTreeMap<String, String>, ChangeError> {
         let installed = self.installed().await?;
         let is_older = |name: &str, version: &str| {
             (versions_of(&installed, name).iter())
                 .all(|found| self.backend.compare(found, version).is_lt())
         };
         let lacking = (lock.versions.iter()).filter(|(name, version)| is_older(name, version));
-        Ok(lacking.map(|(name, version)| (name.clone(), version.clone())).collect())
+        Ok(lacking
+            .map(|(name, version)| (name.clone(), version.clone()))
+            .collect())
     }
 
     /// Like [`Self::resolve`], but first checks that all packages of the lock file are available, so that the error lists all
@@ -280,7 +286,10 @@ impl Applier {
     }
 
     /// Returns the packages that no source offers in this version, as `NAME VERSION`.
-    async fn not_offered(&self, packages: &BTreeMap<String, String>) -> Result<Vec<String>, ChangeError> {
+    async fn not_offered(
+        &self,
+        packages: &BTreeMap<String, String>,
+    ) -> Result<Vec<String>, ChangeError> {
         if packages.is_empty() {
             return Ok(Vec::new());
         }
@@ -291,8 +300,12 @@ impl Applier {
         let is_offered = |name: &str, version: &str| {
             (offers.iter()).any(|offer| offer.name == name && offer.has(version))
         };
-        let gone = packages.iter().filter(|(name, version)| !is_offered(name, version));
-        Ok(gone.map(|(name, version)| format!("{name} {version}")).collect())
+        let gone = packages
+            .iter()
+            .filter(|(name, version)| !is_offered(name, version));
+        Ok(gone
+            .map(|(name, version)| format!("{name} {version}"))
+            .collect())
     }
 
     fn at_versions(&self, named: &BTreeMap<String, String>) -> Result<Vec<String>, ChangeError> {

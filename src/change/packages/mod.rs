@@ -23,11 +23,11 @@ mod streams;
 mod undo;
 mod untracked_files;
 
+pub use approval::{LOCK_REASONS, LOCK_REMEDY};
 pub use deferred_builds::release_builds;
 pub use effects::{Effects, Inventory, Unowned};
 pub(super) use holds::OwnHolds;
 pub use holds::Unhold;
-pub use approval::{LOCK_REASONS, LOCK_REMEDY};
 pub use install::NOT_SIMULATED;
 pub(super) use lists::Lists;
 pub use lists::WantedPackages;

@@ -370,7 +370,10 @@ fn facts(tool: &Program, host: &Machine, node: Option<&Versions>) -> BTreeMap<St
     add("container toolkit", found(&node.toolkit));
     add("secure boot", known(&node.secure_boot));
     add("next kernel", known(&node.next_kernel));
-    let lock = node.lock.as_ref().map(|lock| beginning(&lock.digest, SHORT_DIGEST));
+    let lock = node
+        .lock
+        .as_ref()
+        .map(|lock| beginning(&lock.digest, SHORT_DIGEST));
     add("lock file", found(&lock));
     add("NVSwitches", node.nvswitches.to_string());
     let gpus: Vec<String> = (node.gpus.iter().take(MOST_VALUES))

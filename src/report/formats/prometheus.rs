@@ -146,7 +146,10 @@ fn info(machine: &MachineSummary, node: &NodeStatus) -> String {
             ("driver", inventory.driver.as_deref()),
             ("module_flavor", inventory.module_flavor.as_deref()),
             ("toolkit", inventory.toolkit.as_deref()),
-            ("lock", inventory.lock.as_ref().map(LockStatus::short_digest)),
+            (
+                "lock",
+                inventory.lock.as_ref().map(LockStatus::short_digest),
+            ),
         ]
         .into_iter()
         // The names of runtimes are valid label names.
