@@ -548,13 +548,18 @@ fn wrong(
     why: String,
     hint: Option<&str>,
 ) -> ConfigError {
-    let is_key = |line: &&str| {
+    let is_key = |line: &str| {
         let before = line.split('=').next().unwrap_or_default().trim();
         before.trim_matches(['"', '\'', '[', ']']) == key
     };
-    let line = text.lines().find(is_key);
-    // Each line is a part of the text.
-    let byte = line.map_or(0, |line| line.as_ptr() as usize - text.as_ptr() as usize);
+    let mut lines = text.split_inclusive('\n').scan(0, |next, line| {
+        let start = *next;
+        *next += line.len();
+        Some((start, line))
+    });
+    let byte = lines
+        .find(|(_, line)| is_key(line))
+        .map_or(0, |(start, _)| start);
     ConfigError::Value {
         place: Box::new(Location::in_file(file, text, byte)),
         key: key.to_owned(),
@@ -716,9 +721,9 @@ nvidia-smi = "535.261.03-1~deb12u1"
         // Another kernel of the same series is accepted.
         let newer = |system: &mut LockedSystem| system.kernel = "6.1.0-41-amd64".parse().unwrap();
         assert_eq!(evaluate(newer), None);
-        for (change, said) in [
+        let others: [(fn(&mut LockedSystem), &str); 3] = [
             (
-                (|system| system.release = "13".to_owned()) as fn(&mut LockedSystem),
+                |system| system.release = "13".to_owned(),
                 "system debian 13 in the lock, debian 12 on this machine",
             ),
             (
@@ -729,7 +734,8 @@ nvidia-smi = "535.261.03-1~deb12u1"
                 |system| system.kernel = "6.12.0-1-amd64".parse().unwrap(),
                 "kernel series 6.12 in the lock, 6.1 on this machine",
             ),
-        ] {
+        ];
+        for (change, said) in others {
             let (error, exit) = evaluate(change).expect(said);
             assert!(error.contains(said), "{error}");
             assert_eq!(exit, 5);
