@@ -36,6 +36,10 @@ pub(super) async fn run(
     let out = args.out.as_deref().map(prepare::absolute).transpose()?;
     let node = engine::validated_node(host)?;
     let request = engine::request(host)?.unwrap_or_default();
+    let before = match &request.lock {
+        Some(text) => Some(Lock::parse("the lock file in the journal", text)?),
+        None => None,
+    };
     let target = prepare::target(host, env, request).await?;
     let (desired, facts) = (&target.resolution.desired, target.facts());
     let database = target.database().await?;
@@ -70,6 +74,7 @@ pub(super) async fn run(
             .map(|(name, version)| format!("{name} {version}"));
         locked
     });
+    let packages = selected(packages, desired, before.as_ref());
     let mut lock = Lock::new(made_by(host, env)?, system, driver, packages);
     lock.repositories = (desired.repositories.iter())
         .filter(|repository| !repository.fingerprints.is_empty())
@@ -158,6 +163,27 @@ fn packages(
         .filter(|package| names_kernel(&package.name))
         .map(|package| (package.id.clone(), package.version.clone()))
         .collect()
+}
+
+/// Splits packages into selected ones and dependencies. A lock with which the node was installed adds dependencies to the
+/// desired state, so it decides about its packages.
+fn selected(
+    packages: BTreeMap<String, String>,
+    desired: &Desired,
+    before: Option<&Lock>,
+) -> [BTreeMap<String, String>; 2] {
+    let mut names: BTreeSet<&str> = BTreeSet::new();
+    for (purpose, specs) in desired.package_groups() {
+        names.extend(specs.iter().map(|spec| spec.name.as_str()));
+        if let Purpose::Runtime(runtime) = purpose {
+            names.extend(runtime.alternatives.iter().map(String::as_str));
+        }
+    }
+    let is_dependency =
+        |name: &String| before.is_some_and(|lock| lock.dependencies.contains_key(name));
+    let (selected, dependencies) = (packages.into_iter())
+        .partition(|(name, _)| names.contains(name.as_str()) && !is_dependency(name));
+    [selected, dependencies]
 }
 
 /// Whether a package name contains a kernel release such as `6.1.0-44`.

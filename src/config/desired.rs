@@ -1,6 +1,6 @@
 //! The resolved desired state. It contains no "auto" values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use camino::Utf8PathBuf;
 use serde::Serialize;
@@ -218,6 +218,11 @@ pub struct LockedPackages {
     /// Shell patterns for names of packages that may have any version, because they belong to another kernel than that of the
     /// lock file.
     pub free: Vec<String>,
+    /// The machine requires all selected packages of the lock file. If not, such as on a node without a GPU, it does not need all
+    /// dependencies either.
+    pub is_whole: bool,
+    /// Names of the packages that the machine requires.
+    pub required: BTreeSet<String>,
 }
 
 impl LockedPackages {
@@ -234,13 +239,17 @@ impl LockedPackages {
             || self.free.iter().any(|one| pattern::matches(one, name))
     }
 
-    /// Returns the packages with their locked versions.
-    pub fn specs(&self) -> Vec<PackageSpec> {
-        let spec = |(name, version): (&String, &String)| PackageSpec {
-            name: name.clone(),
-            version: Some(version.clone()),
-        };
-        self.versions.iter().map(spec).collect()
+    /// Returns the packages that the machine needs, with their locked versions. `is_installed` is called with names.
+    pub fn specs(&self, is_installed: impl Fn(&str) -> bool) -> Vec<PackageSpec> {
+        let is_needed =
+            |name: &String| self.is_whole || self.required.contains(name) || is_installed(name);
+        (self.versions.iter())
+            .filter(|(name, _)| is_needed(name))
+            .map(|(name, version)| PackageSpec {
+                name: name.clone(),
+                version: Some(version.clone()),
+            })
+            .collect()
     }
 }
 

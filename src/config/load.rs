@@ -163,7 +163,11 @@ pub fn load(
     })?;
     if let Some(lock) = &lock {
         lock.pin(&mut resolution.desired, facts)?;
-        let warnings = [lock.other_kernel(facts), lock.lacks_fixes(matrix)];
+        let warnings = [
+            lock.other_kernel(facts),
+            lock.has_more(&resolution.desired),
+            lock.lacks_fixes(matrix),
+        ];
         resolution.warnings.extend(warnings.into_iter().flatten());
     }
     if let Some(cluster) = &mut resolution.desired.cluster {

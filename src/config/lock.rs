@@ -5,7 +5,10 @@
 //!
 //! The file is TOML with one package per line, sorted by name, so that a diff shows the versions that have changed.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
 
 use serde::Deserialize;
 use toml::{Table, Value};
@@ -57,8 +60,11 @@ pub struct Lock {
     /// The accepted key fingerprints of each repository, by repository name.
     #[serde(default)]
     pub repositories: BTreeMap<String, Vec<String>>,
-    /// The versions of the packages that gpu-bootstrap selected, and of those that were installed with them.
+    /// The versions of the packages that gpu-bootstrap selected.
     pub packages: BTreeMap<String, String>,
+    /// The versions of the packages that were installed with them.
+    #[serde(default)]
+    pub dependencies: BTreeMap<String, String>,
 }
 
 /// The origin of a lock file.
@@ -141,7 +147,7 @@ impl Lock {
         made_by: MadeBy,
         system: LockedSystem,
         driver: Option<LockedDriver>,
-        packages: BTreeMap<String, String>,
+        [packages, dependencies]: [BTreeMap<String, String>; 2],
     ) -> Self {
         Self {
             lock: FORMAT,
@@ -151,7 +157,13 @@ impl Lock {
             images: BTreeMap::new(),
             repositories: BTreeMap::new(),
             packages,
+            dependencies,
         }
+    }
+
+    /// Returns all packages with their versions.
+    fn all(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.packages.iter().chain(&self.dependencies)
     }
 
     /// Parses a lock file. `file` is its name in errors.
@@ -182,7 +194,7 @@ impl Lock {
         if self.packages.is_empty() {
             return wrong("packages", "", "the table lists no package");
         }
-        for (name, version) in &self.packages {
+        for (name, version) in self.all() {
             if !is_word(name, "+-._:") {
                 return wrong(name, version, "the key is not a package name");
             }
@@ -255,6 +267,13 @@ impl Lock {
             );
         }
         table(&mut text, "packages", self.packages.iter().map(pairs));
+        if !self.dependencies.is_empty() {
+            table(
+                &mut text,
+                "dependencies",
+                self.dependencies.iter().map(pairs),
+            );
+        }
         text
     }
 
@@ -335,6 +354,21 @@ impl Lock {
     /// If the lock lacks a required package, or a repository has none of the locked keys.
     pub(super) fn pin(&self, desired: &mut Desired, facts: &Facts) -> Result<(), Refusal> {
         let locked = self.locked(desired, facts);
+        let backend = desired.packages.manager.backend();
+        let lacking: Vec<&str> = (locked.required.iter())
+            .filter(|name| !locked.allows(backend, name))
+            .map(String::as_str)
+            .collect();
+        if !lacking.is_empty() {
+            return Err(Refusal::new(
+                "lock-incomplete",
+                format!(
+                    "the lock file lacks packages that the settings and the GPUs of this machine require: {}",
+                    lacking.join(", ")
+                ),
+                "create the lock file on a node with the same settings and the same type of GPUs",
+            ));
+        }
         for repository in &mut desired.repositories {
             let Some(keys) = self.repositories.get(&repository.name) else {
                 continue;
@@ -409,17 +443,6 @@ impl Lock {
                 fix(&mut method.headers);
             }
         }
-        let lacking = lacking(desired, &locked);
-        if !lacking.is_empty() {
-            return Err(Refusal::new(
-                "lock-incomplete",
-                format!(
-                    "the lock file lacks packages that the settings and the GPUs of this machine require: {}",
-                    lacking.join(", ")
-                ),
-                "create the lock file on a node with the same settings and the same type of GPUs",
-            ));
-        }
         desired.packages.guard.lock = Some(locked);
         Ok(())
     }
@@ -439,7 +462,8 @@ impl Lock {
         let is_same = here.is_empty();
         let names = |text: &str| text.contains(of_lock);
         // Packages such as `linux-kbuild-6.1` have the version of the kernel packages, but not its release in their name.
-        let versions: Vec<&String> = (self.packages.iter())
+        let versions: Vec<&String> = self
+            .all()
             .filter(|(name, _)| names(name))
             .map(|(_, version)| version)
             .collect();
@@ -447,39 +471,66 @@ impl Lock {
             backend.has_several_versions(name)
                 || !is_same && (names(name) || names(version) || versions.contains(&version))
         };
-        let (free, locked): (Vec<_>, Vec<_>) =
-            (self.packages.iter()).partition(|(name, version)| is_free(name, version));
-        LockedPackages {
+        let (free, locked): (Vec<_>, Vec<_>) = self
+            .all()
+            .partition(|(name, version)| is_free(name, version));
+        let required = required(desired, self);
+        let mut locked = LockedPackages {
             digest: self.digest(),
-            versions: locked
-                .into_iter()
+            versions: (locked.into_iter())
                 .map(|(name, version)| (name.clone(), version.clone()))
                 .collect(),
             free: (free.into_iter().map(|(name, _)| name.clone()))
                 .chain(here.iter().map(|release| format!("*{release}*")))
                 .collect(),
-        }
+            is_whole: false,
+            required,
+        };
+        locked.is_whole = self.further(&locked).is_empty();
+        locked
+    }
+
+    /// Returns the selected packages that a machine does not require.
+    fn further(&self, locked: &LockedPackages) -> Vec<&str> {
+        let is_further = |name: &&String| {
+            locked.versions.contains_key(*name) && !locked.required.contains(*name)
+        };
+        let names = self.packages.keys().filter(is_further);
+        names.map(String::as_str).collect()
+    }
+
+    /// Returns a warning if the lock file contains packages that the machine does not require.
+    pub(super) fn has_more(&self, desired: &Desired) -> Option<String> {
+        let further = self.further(desired.packages.guard.lock.as_ref()?);
+        (!further.is_empty()).then(|| {
+            format!(
+                "the lock file selects packages that this machine does not require, which are not installed: {}",
+                further.join(", ")
+            )
+        })
     }
 }
 
-/// Returns the required packages that a lock lacks. A runtime that is installed from another source needs none.
-fn lacking(desired: &Desired, locked: &LockedPackages) -> Vec<String> {
-    let backend = desired.packages.manager.backend();
+/// Returns the names of the required packages. A runtime that is installed from another source on the locked node needs the
+/// packages of that source. A driver that is kept needs none.
+fn required(desired: &Desired, lock: &Lock) -> BTreeSet<String> {
     let keeps = |driver: &DriverSpec| driver.existing == Existing::Keep;
-    let groups = desired.package_groups();
-    let groups = groups.into_iter().filter(|(purpose, _)| match purpose {
-        Purpose::Runtime(spec) => {
-            let mut others = spec.alternatives.iter();
-            !others.any(|name| locked.versions.contains_key(name))
+    let is_kept = desired.driver.as_ref().is_some_and(keeps);
+    let mut names = BTreeSet::new();
+    for (purpose, specs) in desired.package_groups() {
+        let others: Vec<&String> = match purpose {
+            Purpose::Runtime(spec) => (spec.alternatives.iter())
+                .filter(|name| lock.packages.contains_key(*name))
+                .collect(),
+            Purpose::Driver | Purpose::Headers if is_kept => continue,
+            _ => Vec::new(),
+        };
+        match others.is_empty() {
+            true => names.extend(specs.iter().map(|spec| spec.name.clone())),
+            false => names.extend(others.into_iter().cloned()),
         }
-        Purpose::Driver | Purpose::Headers => !desired.driver.as_ref().is_some_and(keeps),
-        _ => true,
-    });
-    let specs = groups.flat_map(|(_, specs)| specs);
-    specs
-        .filter(|spec| !locked.allows(backend, &spec.name))
-        .map(|spec| spec.name.clone())
-        .collect()
+    }
+    names
 }
 
 /// Returns the part of a kernel release that is in the names or versions of its packages: `6.1.0-44` of
@@ -606,17 +657,19 @@ module = "nvidia-open 580.178.04"
 nvidia-cuda = ["1732C20F83E68D3F9A3866A67294E6455BBBA7EA"]
 
 [packages]
-dkms = "3.0.10-8+deb12u1"
 "docker.io" = "20.10.24+dfsg1-1+deb12u1"
-"g++" = "4:12.2.0-3"
-libcuda1 = "535.261.03-1~deb12u1"
 "linux-headers-6.1.0-44-amd64" = "6.1.176-1"
-"linux-kbuild-6.1" = "6.1.176-1"
 nvidia-container-toolkit = "1.20.0-1"
 nvidia-container-toolkit-base = "1.20.0-1"
 nvidia-kernel-dkms = "535.261.03-1~deb12u1"
-nvidia-modprobe = "535.161.07-1~deb12u1"
 nvidia-smi = "535.261.03-1~deb12u1"
+
+[dependencies]
+dkms = "3.0.10-8+deb12u1"
+"g++" = "4:12.2.0-3"
+libcuda1 = "535.261.03-1~deb12u1"
+"linux-kbuild-6.1" = "6.1.176-1"
+nvidia-modprobe = "535.161.07-1~deb12u1"
 "#;
 
     fn lock() -> Lock {
@@ -647,7 +700,7 @@ nvidia-smi = "535.261.03-1~deb12u1"
             (
                 "dkms = \"3.0.10-8+deb12u1\"",
                 "dkms = 3",
-                "node.lock:30:",
+                "node.lock:38:",
                 "`dkms`: ",
             ),
             (
@@ -659,19 +712,19 @@ nvidia-smi = "535.261.03-1~deb12u1"
             (
                 "\"3.0.10-8+deb12u1\"",
                 "\"-o Dir::Etc=/tmp\"",
-                "node.lock:30:1",
+                "node.lock:38:1",
                 "not a package version",
             ),
             (
                 "dkms = ",
                 "\"--dkms\" = ",
-                "node.lock:30:1",
+                "node.lock:38:1",
                 "not a package name",
             ),
             (
                 "\"4:12.2.0-3\"",
                 "\"4:12.*\"",
-                "node.lock:32:1",
+                "node.lock:39:1",
                 "`g++` cannot be",
             ),
             ("sha256:aa", "md5:aa", "node.lock:24:1", "not a digest"),

@@ -1,22 +1,20 @@
 //! `packages.lock`: all packages of the lock file have their locked versions, including dependencies that no other step requires.
 //! Before the first change, the step blocks the run if no source offers a locked version any longer.
 
-use std::collections::BTreeSet;
-
 use super::{
     CLUSTER_PACKAGES, DRIVER_PACKAGES, HEADERS, PACKAGES_LOCK, TOOLKIT_PACKAGES,
     installed_runtimes, messages, packages,
-    specs::{InstalledPackage, InstalledPackages, compare, outdated, package_step},
+    specs::{Comparison, InstalledPackage, InstalledPackages, compare, install, outdated},
 };
 use crate::{
     change::{
         Lock,
         packages::{LOCK_REMEDY, repository},
     },
-    config::desired::{Desired, LockedPackages, Manager},
+    config::desired::{Desired, LockedPackages, Manager, PackageSpec},
     state::{LockStatus, Ours, State, StateError},
     step::{Assessment, Cx, Step, StepError},
-    tools::packages::{AvailablePackage, Package},
+    tools::packages::{AvailablePackage, Backend, Package},
 };
 
 /// The `packages.lock` step.
@@ -58,16 +56,13 @@ async fn detect(cx: &Cx<'_>, lock: &LockedPackages) -> Result<LockState, StepErr
     let mut installed = packages::held_by_others(cx).await?;
     with_foreign(&mut installed, packages::database(cx).await?);
     let backend = packages::backend(cx);
-    let differs: BTreeSet<&str> = (lock.versions.iter())
-        .filter(|(name, version)| {
-            let there = installed.get(*name);
-            !there.is_some_and(|there| backend.compare(&there.version, version).is_eq())
-        })
-        .map(|(name, _)| name.as_str())
+    let specs = needed(lock, &installed);
+    let differs: Vec<&PackageSpec> = (specs.iter())
+        .filter(|spec| !has(backend, &installed, spec))
         .collect();
     let gone = match differs.is_empty() || !packages::has_lists(cx)? || lacks_repository(cx)? {
         true => Vec::new(),
-        false => gone(cx, lock, &differs).await?,
+        false => gone(cx, &differs).await?,
     };
     Ok(LockState {
         installed,
@@ -91,57 +86,116 @@ fn lacks_repository(cx: &Cx<'_>) -> Result<bool, StepError> {
     Ok(false)
 }
 
-async fn gone(
-    cx: &Cx<'_>,
-    lock: &LockedPackages,
-    differs: &BTreeSet<&str>,
-) -> Result<Vec<String>, StepError> {
+async fn gone(cx: &Cx<'_>, differs: &[&PackageSpec]) -> Result<Vec<String>, StepError> {
     let backend = packages::backend(cx);
-    let names: Vec<&str> = differs.iter().copied().collect();
+    let names: Vec<&str> = differs.iter().map(|spec| spec.name.as_str()).collect();
     let query = backend.offers_of_all_streams(&names);
     let output = cx.host.query(&query).await?.success(query.cmd())?;
     let offers = backend.parse_offers(&output.stdout);
-    let is_offered = |name: &str, version: &str| {
-        let mut offers = offers.iter();
-        offers.any(|offer: &AvailablePackage| offer.name == name && offer.has(version))
+    let is_offered = |spec: &PackageSpec| {
+        let of = |offer: &&AvailablePackage| offer.name == spec.name;
+        offers
+            .iter()
+            .find(of)
+            .is_some_and(|offer| offer.has(version(spec)))
     };
-    Ok((lock.versions.iter())
-        .filter(|(name, version)| differs.contains(name.as_str()) && !is_offered(name, version))
-        .map(|(name, version)| format!("{name} {version}"))
+    Ok((differs.iter())
+        .filter(|spec| !is_offered(spec))
+        .map(|spec| format!("{} {}", spec.name, version(spec)))
         .collect())
 }
 
+/// Returns the locked packages that the machine needs.
+fn needed(lock: &LockedPackages, installed: &InstalledPackages) -> Vec<PackageSpec> {
+    let is_there = |name: &str| {
+        installed
+            .get(name)
+            .is_some_and(|one| !one.version.is_empty())
+    };
+    lock.specs(is_there)
+}
+
+/// The locked version.
+fn version(spec: &PackageSpec) -> &str {
+    spec.version.as_deref().unwrap_or_default()
+}
+
+fn has(backend: &dyn Backend, installed: &InstalledPackages, spec: &PackageSpec) -> bool {
+    let there = installed.get(&spec.name);
+    there.is_some_and(|there| backend.compare(&there.version, version(spec)).is_eq())
+}
+
 fn decide(state: &LockState, lock: &LockedPackages, manager: Manager) -> Assessment {
-    let specs = lock.specs();
-    let replaced = outdated(manager, &specs, &state.installed, &state.ours);
-    let count = compare(manager, &specs, &state.installed).unmet.len();
-    let text = difference(lock, manager, &state.installed);
-    match package_step(manager, &specs, &state.installed, replaced) {
-        Assessment::Satisfied { .. } => Assessment::satisfied(format!(
+    let specs = needed(lock, &state.installed);
+    let comparison = compare(manager, &specs, &state.installed);
+    if comparison.all_met() {
+        return Assessment::satisfied(format!(
             "{} packages have the versions of the lock file {}",
             specs.len(),
             lock.short_digest()
-        )),
-        answer if count == 0 => answer,
-        _ if !state.gone.is_empty() => {
-            let why = format!("{text}; no source offers {}", state.gone.join(", "));
-            let hint = LOCK_REMEDY.to_owned();
-            match state.lists_are_new {
-                true => Assessment::Blocked { why, hint },
-                false => Assessment::BlockedByOldLists { why, hint },
-            }
-        }
-        Assessment::Needs { changes, .. } => Assessment::needs(text, changes),
-        answer => answer,
+        ));
     }
+    if let Some(refusal) = comparison.refusal(manager) {
+        return refusal;
+    }
+    let why = difference(lock, &specs, &comparison, &state.installed);
+    if !state.gone.is_empty() {
+        let why = format!("{why}; no source offers {}", state.gone.join(", "));
+        let hint = LOCK_REMEDY.to_owned();
+        return match state.lists_are_new {
+            true => Assessment::Blocked { why, hint },
+            false => Assessment::BlockedByOldLists { why, hint },
+        };
+    }
+    let replaced = outdated(manager, &specs, &state.installed, &state.ours);
+    let newer = newer(manager, &specs, &state.installed, &replaced);
+    if !newer.is_empty() {
+        return Assessment::blocked(
+            format!(
+                "{why}; gpu-bootstrap did not install the newer versions of {}, so it does not downgrade them",
+                messages::some(&newer)
+            ),
+            "use an image with the versions of the lock file, downgrade these packages manually, or create a new lock file with \
+             `gpu-bootstrap lock` on a node with this image",
+        );
+    }
+    Assessment::needs(why, install(&specs, replaced))
+}
+
+/// Returns the packages that are newer than in the lock and not among `replaced`.
+fn newer<'s>(
+    manager: Manager,
+    specs: &'s [PackageSpec],
+    installed: &InstalledPackages,
+    replaced: &[String],
+) -> Vec<&'s str> {
+    let is_newer = |spec: &&PackageSpec| {
+        let there = installed
+            .get(&spec.name)
+            .filter(|there| !there.version.is_empty());
+        there.is_some_and(|there| {
+            manager
+                .backend()
+                .compare(&there.version, version(spec))
+                .is_gt()
+        })
+    };
+    (specs.iter().filter(is_newer))
+        .filter(|spec| !replaced.contains(&spec.name))
+        .map(|spec| spec.name.as_str())
+        .collect()
 }
 
 /// Describes the packages that differ from the lock: the locked and the installed version of each.
-fn difference(lock: &LockedPackages, manager: Manager, installed: &InstalledPackages) -> String {
-    let comparison = compare(manager, &lock.specs(), installed);
-    let missing: Vec<&str> = (lock.versions.keys())
-        .filter(|name| !installed.contains_key(*name))
-        .map(String::as_str)
+fn difference(
+    lock: &LockedPackages,
+    specs: &[PackageSpec],
+    comparison: &Comparison,
+    installed: &InstalledPackages,
+) -> String {
+    let missing: Vec<&str> = (specs.iter())
+        .filter(|spec| !installed.contains_key(&spec.name))
+        .map(|spec| spec.name.as_str())
         .collect();
     let is_missing = |text: &&String| text.ends_with(" is not installed");
     let mut parts: Vec<String> = (comparison.unmet.iter())
@@ -154,7 +208,7 @@ fn difference(lock: &LockedPackages, manager: Manager, installed: &InstalledPack
     format!(
         "{} of {} packages differ from the lock file {}: {}",
         comparison.unmet.len(),
-        lock.versions.len(),
+        specs.len(),
         lock.short_digest(),
         parts.join("; ")
     )
@@ -182,19 +236,19 @@ pub async fn lock_status(
     };
     let backend = policy.manager.backend();
     let database = state.database(policy.manager).await?.unwrap_or_default();
-    let has = |name: &String, version: &String| {
-        let mut packages = database.iter().filter(|package| package.is_installed());
-        packages.any(|package| {
-            package.id == *name && backend.compare(&package.version, version).is_eq()
-        })
+    let found = |name: &str| {
+        database
+            .iter()
+            .find(|one| one.id == name && one.is_installed())
     };
-    let differs = lock
-        .versions
-        .iter()
-        .filter(|(name, version)| !has(name, version));
+    let specs = lock.specs(|name| found(name).is_some());
+    let differs = |spec: &&PackageSpec| {
+        let there = found(&spec.name);
+        !there.is_some_and(|there| backend.compare(&there.version, version(spec)).is_eq())
+    };
     Ok(Some(LockStatus {
         digest: lock.digest.clone(),
-        drift: differs.count(),
+        drift: specs.iter().filter(differs).count(),
     }))
 }
 
@@ -213,7 +267,8 @@ mod tests {
             ]
             .map(|(name, version)| (name.to_owned(), version.to_owned()))
             .into(),
-            free: Vec::new(),
+            is_whole: true,
+            ..LockedPackages::default()
         }
     }
 
@@ -250,16 +305,30 @@ mod tests {
             "2 of 3 packages differ from the lock file 0123456789ab: docker.io 20.10.25 is installed, but 20.10.24 is \
              required; not installed: tini"
         );
-        // Only packages that gpu-bootstrap installed may be downgraded.
-        let removing = |changes: &[Change]| match changes.last() {
-            Some(Change::InstallPackages { removing, .. }) => removing.clone(),
-            other => panic!("{other:?}"),
+        let Some(Change::InstallPackages { removing, .. }) = changes.last() else {
+            panic!("{changes:?}");
         };
-        assert_eq!(removing(&changes), ["docker.io"]);
-        let Assessment::Needs { changes, .. } = evaluate(&["docker.io=20.10.25"], &[], &[]) else {
-            panic!("a difference");
+        assert_eq!(removing, &["docker.io"]);
+    }
+
+    #[test]
+    fn dependency_of_other_nodes_is_not_installed() {
+        let partial = LockedPackages {
+            is_whole: false,
+            required: ["runc".to_owned()].into(),
+            ..lock()
         };
-        assert!(removing(&changes).is_empty());
+        let state = |installed: &[&str]| LockState {
+            installed: packages(installed),
+            ..LockState::default()
+        };
+        let decide = |installed: &[&str]| decide(&state(installed), &partial, Manager::Apt);
+        let answer = decide(&["runc=1.1.5", "tini=0.19"]);
+        assert!(matches!(answer, Assessment::Satisfied { .. }), "{answer:?}");
+        for installed in [&["tini=0.19"][..], &["runc=1.1.5", "tini=0.18"]] {
+            let answer = decide(installed);
+            assert!(matches!(answer, Assessment::Needs { .. }), "{answer:?}");
+        }
     }
 
     #[test]
@@ -271,6 +340,12 @@ mod tests {
                 "no source offers runc 1.1.5",
             ),
             (&["runc!=1.1.4"], &[], "and the package is held"),
+            // Only packages that gpu-bootstrap installed may be downgraded.
+            (
+                &["runc=1.1.6"],
+                &[],
+                "did not install the newer versions of runc",
+            ),
         ] {
             let answer = evaluate(installed, &[], gone);
             let Assessment::Blocked { why, .. } = &answer else {

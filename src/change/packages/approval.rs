@@ -625,6 +625,7 @@ mod tests {
                 .map(|(name, version)| (name.to_owned(), version.to_owned()))
                 .into(),
             free: vec!["*6.1.0-45*".to_owned()],
+            ..LockedPackages::default()
         };
         for (action, objection) in [
             (install("runc", None, "1.1.5"), None),

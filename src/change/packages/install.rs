@@ -253,11 +253,15 @@ impl Applier {
         }
     }
 
-    /// Returns the locked packages that are not installed, or installed in an older version.
+    /// Returns the locked packages that are not installed, or installed in an older version. Empty if the machine does not need
+    /// all of them.
     async fn lacking(
         &self,
         lock: &LockedPackages,
     ) -> Result<BTreeMap<String, String>, ChangeError> {
+        if !lock.is_whole {
+            return Ok(BTreeMap::new());
+        }
         let installed = self.installed().await?;
         let is_older = |name: &str, version: &str| {
             (versions_of(&installed, name).iter())
