@@ -763,8 +763,10 @@ nvidia-modprobe = "535.161.07-1~deb12u1"
 
     #[test]
     fn lock_of_another_system_is_rejected_with_the_difference() {
+        type Change = fn(&mut LockedSystem);
+
         let here = debian();
-        let evaluate = |change: fn(&mut LockedSystem)| {
+        let evaluate = |change: Change| {
             let mut lock = lock();
             change(&mut lock.system);
             let error = lock.accepts(&here, false).err();
@@ -774,7 +776,7 @@ nvidia-modprobe = "535.161.07-1~deb12u1"
         // Another kernel of the same series is accepted.
         let newer = |system: &mut LockedSystem| system.kernel = "6.1.0-41-amd64".parse().unwrap();
         assert_eq!(evaluate(newer), None);
-        let others: [(fn(&mut LockedSystem), &str); 3] = [
+        let others: [(Change, &str); 3] = [
             (
                 |system| system.release = "13".to_owned(),
                 "system debian 13 in the lock, debian 12 on this machine",
