@@ -72,6 +72,14 @@ const NEEDS: &[(&str, &[&str])] = &[
         &["os.pkg.consistency", "driver.libraries"],
     ),
     ("driver.persistence", &["pci.driver-bound", "driver.module"]),
+    // The finding about the lock file lists all packages that differ, including those that other steps install.
+    ("kernel.headers", &["packages.lock"]),
+    ("driver.packages", &["packages.lock"]),
+    ("runtime.docker", &["packages.lock"]),
+    ("runtime.containerd", &["packages.lock"]),
+    ("runtime.podman", &["packages.lock"]),
+    ("toolkit.packages", &["packages.lock"]),
+    ("cluster.packages", &["packages.lock"]),
     // A system upgrade can change packages because their holds are missing, which the step `packages.hold` reports.
     ("os.pkg.pins", &["packages.hold"]),
     ("repositories", &["os.pkg.sources"]),

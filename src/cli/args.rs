@@ -59,6 +59,9 @@ pub enum Command {
     /// Show the current run, the last run and a pending reboot
     #[command(after_long_help = help::of("status"))]
     Status(StatusArgs),
+    /// Write the package versions of this validated node to a lock file, for other nodes
+    #[command(after_long_help = help::of("lock"))]
+    Lock(LockArgs),
     /// Show the detected facts
     #[command(after_long_help = help::of("facts"))]
     Facts(FactsArgs),
@@ -196,6 +199,9 @@ pub struct TargetArgs {
     /// Single setting, for example `driver.branch=580`; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// Lock file of `gpu-bootstrap lock`: exactly these package versions, including dependencies
+    #[arg(long, value_name = "FILE")]
+    pub lock: Option<Utf8PathBuf>,
 }
 
 /// Options of image mode.
@@ -225,7 +231,7 @@ pub struct CheckArgs {
     #[arg(long, conflicts_with_all = ["root", "record", "lspci", "only", "skip"])]
     pub node_condition: bool,
     /// Use the settings of the last `install`
-    #[arg(long, conflicts_with_all = ["root", "lspci", "profile", "config", "set"])]
+    #[arg(long, conflicts_with_all = ["root", "lspci", "profile", "config", "set", "lock"])]
     pub as_installed: bool,
     #[command(flatten)]
     pub detail: DetailArgs,
@@ -261,7 +267,7 @@ pub struct CheckArgs {
     #[arg(
         long,
         value_name = "FILE|-",
-        conflicts_with_all = ["root", "record", "profile", "config", "set"]
+        conflicts_with_all = ["root", "record", "profile", "config", "set", "lock"]
     )]
     pub lspci: Option<Utf8PathBuf>,
     /// Record all data that is read, to replay it on another machine
@@ -289,7 +295,10 @@ pub struct TrialArgs {
 
 /// `plan`.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("planned").args(["os", "image"])))]
+#[command(
+    group(ArgGroup::new("planned").args(["os", "image"])),
+    group(ArgGroup::new("pinned").args(["os", "lock"]))
+)]
 pub struct PlanArgs {
     #[command(flatten)]
     pub target: TargetArgs,
@@ -332,7 +341,7 @@ pub struct InstallArgs {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub lock_timeout: Option<Duration>,
     /// Continue the run in the journal
-    #[arg(long, hide = true, conflicts_with_all = ["profile", "config", "set", "image", "unattended"])]
+    #[arg(long, hide = true, conflicts_with_all = ["profile", "config", "set", "lock", "image", "unattended"])]
     pub resume: bool,
 }
 
@@ -358,6 +367,14 @@ pub struct StatusArgs {
     pub timeline: bool,
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+/// `lock`.
+#[derive(Debug, Args)]
+pub struct LockArgs {
+    /// Write the lock file to this file instead of standard output, replacing the file atomically
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<Utf8PathBuf>,
 }
 
 /// `explain`.

@@ -18,7 +18,10 @@ use crate::{
     change::NoChanges,
     check::{self, Finding, Verdict},
     checks,
-    config::error::{ConfigError, ResolveError},
+    config::{
+        desired::Desired,
+        error::{ConfigError, ResolveError},
+    },
     engine::{self, Audit, Cancel, Options, RunReport, Session, Tools, Unresolvable},
     error::{Report as _, one_line},
     exit::Exit,
@@ -32,7 +35,7 @@ use crate::{
     model::{
         findings::{Kind, Remedy},
         id::Id,
-        text::without_controls,
+        text::{shell_word, without_controls},
     },
     report::{
         Style,
@@ -41,7 +44,7 @@ use crate::{
         human::{self, Examined},
     },
     runtimes::PROGRAMS,
-    state::{Inventory, owner},
+    state::{Inventory, State, owner},
     steps,
 };
 
@@ -104,7 +107,10 @@ async fn look(
     };
     let mut request = match args.as_installed {
         true => engine::request(&host)?.unwrap_or_default(),
-        false => prepare::request(&args.target, &args::ImageArgs::default(), false, None)?,
+        false => {
+            let request = prepare::request(&args.target, &args::ImageArgs::default(), false, None)?;
+            prepare::with_lock(here, env, &args.target, request)?
+        }
     };
     let mut named = here.clone();
     let mut warnings = Vec::new();
@@ -226,6 +232,8 @@ async fn look(
     let compares =
         set || unread || built_before || fail_on.contains(&check::FailOn::Kind(Kind::Difference));
     let names = |ids: &[Id]| ids.iter().map(ToString::to_string).collect();
+    let locked = (desired.as_ref().ok()).filter(|desired| desired.packages.guard.lock.is_some());
+    let locked = locked.cloned();
     let wanted_node =
         (desired.as_ref().ok()).and_then(|desired| desired.cluster.as_ref()?.node.name.clone());
     let tools = Tools {
@@ -264,6 +272,9 @@ async fn look(
     let session = Session::audit(tools, steps::all(), inspection.state(), audit)?;
     let mut report = validate::unless_stopped(&cancel, session.check()).await?;
     reporter.finish();
+    if locked.is_some() {
+        with_lock(&mut report, args.target.lock.as_deref());
+    }
     if let Some(recording) = recording {
         // Also record the inputs of the `facts` command, so that it can run on the recording.
         session.state().snapshot().await;
@@ -295,7 +306,7 @@ async fn look(
     let to = &mut text;
     let plugin = match args.format {
         CheckFormat::Json => {
-            let inventory = session.state().inventory().await;
+            let inventory = inventory(&session.state(), locked.as_ref()).await;
             let node = node_status(here, examined.here, &inspection.facts, &report, inventory);
             let time = here.clock.now();
             let document = document::check(&report, time, &inspection.facts, &node, &warnings);
@@ -303,7 +314,7 @@ async fn look(
             None
         }
         CheckFormat::Prometheus => {
-            let inventory = session.state().inventory().await;
+            let inventory = inventory(&session.state(), locked.as_ref()).await;
             let node = node_status(here, examined.here, &inspection.facts, &report, inventory);
             let machine = MachineSummary::of(&inspection.facts);
             print::show(to, |to| formats::prometheus(to, &report, &machine, &node))?;
@@ -344,6 +355,34 @@ async fn look(
     }
     delivered?;
     Ok(plugin.unwrap_or(report.exit))
+}
+
+/// Returns the inventory, with the result of the comparison with the lock file. If the package database cannot be read, the
+/// result is unknown, and the finding about the lock file contains the reason.
+async fn inventory(state: &State, locked: Option<&Desired>) -> Inventory {
+    let lock = match locked {
+        Some(desired) => steps::lock_status(state, desired).await.ok().flatten(),
+        None => None,
+    };
+    Inventory {
+        lock,
+        ..state.inventory().await
+    }
+}
+
+/// Adds the lock file to each command that repairs the machine with `install`, because `install` without it would install other
+/// versions.
+fn with_lock(report: &mut RunReport, file: Option<&Utf8Path>) {
+    let file = file.map_or_else(|| "FILE".to_owned(), |file| shell_word(file.as_str()));
+    for command in report
+        .findings
+        .iter_mut()
+        .filter_map(|finding| finding.command.as_mut())
+    {
+        if command == check::INSTALL {
+            *command = format!("{} --lock {file}", check::INSTALL);
+        }
+    }
 }
 
 /// Completes the inventory with the state of this machine. If the journal or a validation record cannot be read, for example

@@ -50,6 +50,10 @@ const COMMANDS: [CommandRow; 16] = [
                 "Check the driver of a mounted image",
             ),
             (
+                "sudo gpu-bootstrap check --lock node.lock --only packages.lock",
+                "Compare the packages with a lock file",
+            ),
+            (
                 "gpu-bootstrap check --format prometheus --output /srv/textfile/gpu.prom",
                 "Write metrics for node_exporter",
             ),
@@ -82,6 +86,10 @@ const COMMANDS: [CommandRow; 16] = [
                 "sudo gpu-bootstrap install --image --assume-gpu 10de:2330",
                 "Prepare an image for instances with H100 SXM",
             ),
+            (
+                "sudo gpu-bootstrap install --lock node.lock",
+                "Install the versions of a lock file",
+            ),
         ],
         &[5, 6, 7, 8, 9, 10, 130],
     ),
@@ -110,6 +118,14 @@ const COMMANDS: [CommandRow; 16] = [
         ],
         // `--wait` exits with the status of the run.
         &[5, 6, 7, 8, 9, 10, 130],
+    ),
+    (
+        "lock",
+        &[(
+            "sudo gpu-bootstrap lock --out node.lock",
+            "Write the versions of this node to a lock file",
+        )],
+        &[5, 10],
     ),
     (
         "facts",

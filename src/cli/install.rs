@@ -15,7 +15,7 @@ pub(super) async fn run(
     args: &args::InstallArgs,
 ) -> Result<Exit, Failure> {
     env.only_root(host, "install")?;
-    let request = requested(host, console, args)?;
+    let request = requested(host, env, console, args)?;
     let target = prepare::target(host, env, request).await?;
     console.warn(&target.resolution.warnings);
     // Opening the event pipe waits for a reader. Open it before the signal handlers are installed, so that Ctrl-C ends the
@@ -36,13 +36,15 @@ pub(super) async fn run(
 /// Returns the request of this command line, or of the run that is resumed.
 fn requested(
     host: &Host,
+    env: &Env,
     console: &mut Console<'_>,
     args: &args::InstallArgs,
 ) -> Result<Asked, Failure> {
     let mut request = if args.resume {
         resumed(host, console)?
     } else {
-        prepare::request(&args.target, &args.image, args.reboot, args.lock_timeout)?
+        let request = prepare::request(&args.target, &args.image, args.reboot, args.lock_timeout)?;
+        prepare::with_lock(host, env, &args.target, request)?
     };
     let deadline = args.deadline.map(|deadline| deadline.as_secs());
     request.deadline_seconds = deadline.or(request.deadline_seconds);

@@ -12,6 +12,7 @@ mod failure;
 pub mod forms;
 pub mod help;
 mod install;
+mod lock;
 mod machine;
 mod manifests;
 mod modules;
@@ -109,6 +110,7 @@ async fn dispatch(
         Command::Install(args) => install::run(host, env, console, &args).await,
         Command::Uninstall(args) => uninstall::run(host, env, console, &args).await,
         Command::Status(args) => status::run(host, console, &args).await,
+        Command::Lock(args) => lock::run(host, env, console, &args).await,
         Command::Facts(args) => facts::run(host, env, console, &args).await,
         Command::Explain(args) => explain::run(console, &args),
         Command::Compat(args) => compat::run(host, env, console, &args),

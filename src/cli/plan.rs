@@ -23,6 +23,7 @@ pub(super) async fn run(
     args: &args::PlanArgs,
 ) -> Result<Exit, Failure> {
     let request = prepare::request(&args.target, &args.image, false, None)?;
+    let request = prepare::with_lock(host, env, &args.target, request)?;
     let target = prepare::target(host, env, request).await?;
     console.warn(&target.resolution.warnings);
     let (session, reporter) = target.session(env, Vec::new(), Cancel::new())?;
@@ -71,6 +72,9 @@ pub(super) fn install_command(target: &args::TargetArgs, image: &args::ImageArgs
     for setting in &target.set {
         add("--set", setting);
     }
+    if let Some(file) = &target.lock {
+        add("--lock", file.as_str());
+    }
     if !image.assume_gpu.is_empty() {
         let ids: Vec<String> = image.assume_gpu.iter().map(ToString::to_string).collect();
         add("--assume-gpu", &ids.join(","));
@@ -96,6 +100,7 @@ mod tests {
                 r#"runtime.use=["docker"]"#.to_owned(),
                 "cluster.name=it's".to_owned(),
             ],
+            lock: Some("node.lock".into()),
         };
         let image = ImageArgs {
             image: true,
@@ -104,7 +109,8 @@ mod tests {
         assert_eq!(
             install_command(&target, &image),
             "gpu-bootstrap install --image --profile ubuntu --config '/etc/my file.toml' --set driver.branch=580 \
-             --set 'runtime.use=[\"docker\"]' --set 'cluster.name=it'\\''s' --assume-gpu 10de:2330,10de:2331"
+             --set 'runtime.use=[\"docker\"]' --set 'cluster.name=it'\\''s' --lock node.lock --assume-gpu \
+             10de:2330,10de:2331"
         );
         let none = install_command(&TargetArgs::default(), &ImageArgs::default());
         assert_eq!(none, "gpu-bootstrap install");

@@ -18,6 +18,7 @@ use crate::{
         file::PackagesConfig,
         load::{self, Question, SettingsRequest},
         location::Location,
+        lock::Lock,
         network,
         profile::{Profile, built_in_names},
         resolve::{Flags, Resolution},
@@ -36,7 +37,7 @@ use crate::{
     },
     state::State,
     steps,
-    tools::systemctl,
+    tools::{packages::Package, systemctl},
 };
 
 /// The machine that a command inspects, without the desired state.
@@ -113,7 +114,33 @@ pub(super) fn request(
         reboot,
         lock_timeout_seconds: lock_timeout.map(|timeout| timeout.as_secs()),
         deadline_seconds: None,
+        lock: None,
         credentials,
+    })
+}
+
+/// Adds the content of the lock file to a request.
+///
+/// # Errors
+/// If the file cannot be read, is writable by non-root users, or is not a lock file.
+pub(super) fn with_lock(
+    here: &Host,
+    env: &Env,
+    target: &args::TargetArgs,
+    request: Request,
+) -> Result<Request, Failure> {
+    let Some(path) = &target.lock else {
+        return Ok(request);
+    };
+    let path = absolute(path)?;
+    let text = Trusted::new(&*here.files, env.root)
+        .read_text(&path)
+        .map_err(ConfigError::Files)?
+        .ok_or_else(|| ConfigError::MissingFile { path: path.clone() })?;
+    Lock::parse(path.as_str(), &text)?;
+    Ok(Request {
+        lock: Some(text),
+        ..request
     })
 }
 
@@ -255,6 +282,7 @@ impl Inspection {
                 set: settings(request),
                 except: Vec::new(),
                 driver: Vec::new(),
+                lock: request.lock.clone(),
                 lock_timeout_seconds: request.lock_timeout_seconds,
                 flags: Flags {
                     image: request.image,
@@ -540,6 +568,22 @@ impl Target {
         let session = Session::new(tools, steps::all(), self.inspection.state(), desired)?;
         let reasons = self.resolution.reasons.clone();
         Ok((session.asking(self.question.clone(), reasons), reporter))
+    }
+
+    /// Reads the package database. Empty if there is none.
+    ///
+    /// # Errors
+    /// If the database cannot be read.
+    pub(super) async fn database(&self) -> Result<Vec<Package>, Failure> {
+        let state = self.inspection.state();
+        let database = state
+            .database(self.resolution.desired.packages.manager)
+            .await;
+        let database = database.map_err(|error| {
+            let message = "failed to read the package database";
+            Failure::caused(Exit::StepFailed, "unreadable", message, error, None)
+        })?;
+        Ok(database.unwrap_or_default().to_vec())
     }
 
     /// The immutable facts of the machine.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use camino::Utf8Path;
+
 use super::{
     Failure, args,
     env::{Console, Env},
@@ -54,7 +56,13 @@ pub(super) async fn run(
             found.variable, found.key
         ));
     }
-    let command = command(env, args, &request);
+    // Reject an invalid lock file here, because the unit reports errors only in its log.
+    let request = prepare::with_lock(host, env, &args.target, request)?;
+    let lock = match &args.target.lock {
+        Some(path) => Some(prepare::absolute(path)?),
+        None => None,
+    };
+    let command = command(env, args, &request, lock.as_deref());
     if !engine::start_unattended(host, &command).await? {
         console.note("another run is in progress; waiting for it");
     }
@@ -68,7 +76,12 @@ pub(super) async fn run(
 }
 
 /// Returns the command line of the unit.
-fn command(env: &Env, args: &args::InstallArgs, request: &Request) -> Vec<String> {
+fn command(
+    env: &Env,
+    args: &args::InstallArgs,
+    request: &Request,
+    lock: Option<&Utf8Path>,
+) -> Vec<String> {
     let mut words = vec![
         env.exe.to_string(),
         "install".to_owned(),
@@ -77,6 +90,7 @@ fn command(env: &Env, args: &args::InstallArgs, request: &Request) -> Vec<String
     let mut option = |name: &str, value: String| words.push(format!("--{name}={value}"));
     (request.profile.iter()).for_each(|profile| option("profile", profile.clone()));
     (request.config.iter()).for_each(|path| option("config", path.to_string()));
+    (lock.iter()).for_each(|path| option("lock", path.to_string()));
     (args.target.set.iter()).for_each(|setting| option("set", setting.clone()));
     if let Some(deadline) = args.deadline {
         option("deadline", format!("{}s", deadline.as_secs()));

@@ -1,5 +1,7 @@
 //! The resolved desired state. It contains no "auto" values.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use camino::Utf8PathBuf;
 use serde::Serialize;
 
@@ -7,12 +9,13 @@ use crate::config::file::Config;
 use crate::fabric::Companions;
 use crate::model::{
     gpu::Flavor,
+    pattern,
     pci::PciId,
     secret::{self, Secret},
     version::{Branch, DriverVersion},
 };
 
-use crate::tools::prebuilt::Trust;
+use crate::tools::{packages::Backend, prebuilt::Trust};
 
 pub use crate::{
     config::choices::{ConditionMeaning, Existing, Restart},
@@ -204,6 +207,55 @@ pub struct Guard {
     pub kernels: Vec<String>,
     /// Packages that require a driver of exactly their version, such as the fabric manager.
     pub exact: Vec<String>,
+    /// The versions of a lock file. No other packages are installed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lock: Option<LockedPackages>,
+}
+
+/// The packages of a lock file, including dependencies.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct LockedPackages {
+    /// The SHA-256 of the lock file.
+    pub digest: String,
+    /// The only permitted version of each package.
+    pub versions: BTreeMap<String, String>,
+    /// Shell patterns for names of packages that may have any version, because they belong to another kernel than that of the
+    /// lock file.
+    pub free: Vec<String>,
+    /// The machine requires all selected packages of the lock file. If not, such as on a node without a GPU, it does not need all
+    /// dependencies either.
+    pub is_whole: bool,
+    /// Names of the packages that the machine requires.
+    pub required: BTreeSet<String>,
+}
+
+impl LockedPackages {
+    /// Returns the beginning of the digest, for messages and metrics.
+    pub fn short_digest(&self) -> &str {
+        self.digest.get(..12).unwrap_or(&self.digest)
+    }
+
+    /// Whether a package may be installed. The packages of several kernels may be installed at the same time, so they are not
+    /// locked.
+    pub fn allows(&self, backend: &dyn Backend, name: &str) -> bool {
+        self.versions.contains_key(name)
+            || backend.has_several_versions(backend.bare_name(name))
+            || self.free.iter().any(|one| pattern::matches(one, name))
+    }
+
+    /// Returns the packages that the machine needs, with their locked versions. `is_installed` is called with names.
+    pub fn specs(&self, is_installed: impl Fn(&str) -> bool) -> Vec<PackageSpec> {
+        let is_needed =
+            |name: &String| self.is_whole || self.required.contains(name) || is_installed(name);
+        (self.versions.iter())
+            .filter(|(name, _)| is_needed(name))
+            .map(|(name, version)| PackageSpec {
+                name: name.clone(),
+                version: Some(version.clone()),
+            })
+            .collect()
+    }
 }
 
 /// The driver.

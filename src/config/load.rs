@@ -10,6 +10,7 @@ use crate::{
         desired::{ClusterSpec, ConditionSpec, JoinMethod, RuntimeKind},
         error::{ConfigError, ResolveError},
         location::Location,
+        lock::Lock,
         profile::Profile,
         resolve::{self, Flags, Inputs, Resolution},
         sources::SettingSources,
@@ -41,6 +42,8 @@ pub struct SettingsRequest {
     pub except: Vec<String>,
     /// Settings that select the driver of a rollback, see [`SettingSources::only_driver`].
     pub driver: Vec<String>,
+    /// The text of the lock file. A rollback ignores it.
+    pub lock: Option<String>,
     pub lock_timeout_seconds: Option<u64>,
     /// `--image` and `--assume-gpu`.
     pub flags: Flags,
@@ -107,8 +110,18 @@ pub fn load(
     matrix: &Matrix,
 ) -> Result<Resolution, ResolveError> {
     let mut layers = layers(files, named, ask)?;
+    let lock = match &ask.lock {
+        Some(text) if ask.driver.is_empty() => Some(Lock::parse("the lock file", text)?),
+        _ => None,
+    };
+    if let Some(lock) = &lock {
+        lock.accepts(facts, ask.flags.image)?;
+        if let Some(driver) = &lock.driver {
+            layers.only_driver("--lock", &driver.settings())?;
+        }
+    }
     if !ask.driver.is_empty() {
-        layers.only_driver(&ask.driver)?;
+        layers.only_driver("the previous driver", &ask.driver)?;
     }
     let (obeyed, named) = (
         Trusted::new(files, ask.by_root),
@@ -148,6 +161,15 @@ pub fn load(
         present: &choice::present(files, ask.our_runtimes.clone()).map_err(ConfigError::Files)?,
         flags: &ask.flags,
     })?;
+    if let Some(lock) = &lock {
+        lock.pin(&mut resolution.desired, facts)?;
+        let warnings = [
+            lock.other_kernel(facts),
+            lock.has_more(&resolution.desired),
+            lock.lacks_fixes(matrix),
+        ];
+        resolution.warnings.extend(warnings.into_iter().flatten());
+    }
     if let Some(cluster) = &mut resolution.desired.cluster {
         resolve_credential(files, &ask.env, cluster);
         learn(files, cluster, &ask.secrets);

@@ -1,7 +1,7 @@
 //! Turns configuration sources into one validated [`desired::Desired`]. All validation is here.
 //!
 //! [`sources`] reads the settings with their locations, [`profile`] describes an operating system, [`resolve`]
-//! combines both with the facts and the matrix, and [`load`] reads all files and resolves.
+//! combines both with the facts and the matrix, and [`load`] reads all files and resolves. [`lock`] is the lock file.
 
 mod alternatives;
 pub mod choices;
@@ -16,6 +16,7 @@ pub mod kernel;
 pub mod keys;
 pub mod load;
 pub mod location;
+pub mod lock;
 pub mod network;
 mod no_effect;
 pub mod profile;

@@ -284,17 +284,17 @@ impl SettingSources {
     }
 
     /// Adds the settings that select a driver as the last source, and removes all other settings for the driver
-    /// selection.
+    /// selection. `flag` is their location in messages.
     ///
     /// # Errors
     /// If a value is invalid.
-    pub fn only_driver(&mut self, settings: &[String]) -> Result<(), ConfigError> {
+    pub fn only_driver(&mut self, flag: &str, settings: &[String]) -> Result<(), ConfigError> {
         let choice = ["branch", "version", "flavor", "source", "build", "cuda"];
         let is_choice =
             |key: &str| (key.strip_prefix("driver.")).is_some_and(|key| choice.contains(&key));
         self.settings.retain(|key, _| !is_choice(key));
         for (key, value) in settings.iter().filter_map(|one| one.split_once('=')) {
-            self.flag("the previous driver", key, value)?;
+            self.flag(flag, key, value)?;
         }
         Ok(())
     }

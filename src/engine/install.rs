@@ -153,7 +153,11 @@ impl Session {
             }
             let mut applying = Applying::new(self, ledger.clone(), reboots, jobs);
             applying.run().await;
-            let exit = exit_of(&applying, undone.any || changed(&applying, &ledger, first));
+            let mut exit = exit_of(&applying, undone.any || changed(&applying, &ledger, first));
+            if !undone.any {
+                let jobs = &mut applying.jobs;
+                exit = (self.undo_blocked_by_lock(&ledger, first, exit, jobs, &mut notes)).await?;
+            }
             if exit == Exit::Ok {
                 (self.undo_the_rest(&ledger, &mut applying.jobs, &mut undone, &mut notes)).await?;
             }

@@ -150,7 +150,7 @@ fn in_words(driver: &DriverSpec) -> String {
 }
 
 /// Whether the validated driver has been replaced since its validation.
-fn is_replaced(receipt: &Receipt, validated: &Validated) -> bool {
+pub(super) fn is_replaced(receipt: &Receipt, validated: &Validated) -> bool {
     let of_driver = |spec: &PackageSpec| validated.driver.iter().any(|one| one.name == spec.name);
     (receipt.applied.iter())
         .filter(|applied| applied.intent > validated.seq)

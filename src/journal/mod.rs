@@ -217,6 +217,9 @@ pub struct Request {
     pub lock_timeout_seconds: Option<u64>,
     /// `--deadline`.
     pub deadline_seconds: Option<u64>,
+    /// The content of the `--lock` file, because a run after a reboot must use the same one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lock: Option<String>,
     /// The settings that contain a secret. They are stored in a separate file with mode 0600.
     #[serde(skip)]
     pub credentials: Vec<Secret>,

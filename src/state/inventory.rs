@@ -29,6 +29,25 @@ pub struct Inventory {
     pub secure_boot: SecureBoot,
     /// The kernel of the next boot.
     pub next_kernel: Option<String>,
+    /// The lock file with which the node was compared. [`State`] does not know it, so `check` adds it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lock: Option<LockStatus>,
+}
+
+/// The result of a comparison with a lock file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LockStatus {
+    /// The SHA-256 of the lock file.
+    pub digest: String,
+    /// The number of packages that differ from it.
+    pub drift: usize,
+}
+
+impl LockStatus {
+    /// Returns the beginning of the digest.
+    pub fn short_digest(&self) -> &str {
+        self.digest.get(..12).unwrap_or(&self.digest)
+    }
 }
 
 impl Inventory {
@@ -70,6 +89,7 @@ impl State {
             nvswitches: facts.nvswitches.len(),
             secure_boot: facts.secure_boot,
             next_kernel: (facts.kernel.next_boot.as_ref()).map(ToString::to_string),
+            lock: None,
         }
     }
 }

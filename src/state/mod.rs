@@ -52,7 +52,7 @@ pub use bus::{is_nova, is_reserved};
 pub use cluster::{Membership, Registered, Renamed};
 pub use driver::{FoundDriver, Origin, has_library, library_directories, loaded_driver};
 pub use error::StateError;
-pub use inventory::Inventory;
+pub use inventory::{Inventory, LockStatus};
 pub use kernel_log::KernelLog;
 pub use kubelet::KubeletRuntime;
 pub use managed::Ours;

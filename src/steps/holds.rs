@@ -1,8 +1,8 @@
 //! `packages.hold`: background upgrades must not change driver, libraries and runtime separately.
 
 use super::{
-    DRIVER_PACKAGES, HEADERS, PACKAGES_HOLD, TOOLKIT_PACKAGES, installed_runtimes, messages,
-    packages, specs::InstalledPackages,
+    DRIVER_PACKAGES, HEADERS, PACKAGES_HOLD, PACKAGES_LOCK, TOOLKIT_PACKAGES, installed_runtimes,
+    messages, packages, specs::InstalledPackages,
 };
 use crate::{
     change::{Change, Lock},
@@ -16,7 +16,7 @@ use crate::{
 pub(super) fn step() -> Step {
     Step::new(PACKAGES_HOLD, |cx| Box::pin(assess(cx)))
         .after(installed_runtimes())
-        .after([HEADERS, DRIVER_PACKAGES, TOOLKIT_PACKAGES])
+        .after([HEADERS, DRIVER_PACKAGES, TOOLKIT_PACKAGES, PACKAGES_LOCK])
         .locks([Lock::Packages])
         .wants(|_, desired| {
             !(desired.hold.patterns.is_empty() && desired.hold.blacklist.is_empty())

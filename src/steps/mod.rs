@@ -22,6 +22,7 @@ mod image;
 mod kernel_refusal;
 mod kernel_release;
 mod kernels;
+mod lock;
 mod messages;
 mod module;
 mod nodes;
@@ -45,6 +46,7 @@ pub use autoload::PATH as AUTOLOAD_PATH;
 pub(crate) use check_timer::SERVICE as CHECK_SERVICE;
 pub use driver_packages::kept_branch;
 pub use kernels::resolve;
+pub use lock::lock_status;
 pub use module::AFTER_MODULES;
 pub(crate) use program::{PACKAGED, USUAL, program_in};
 
@@ -84,6 +86,8 @@ pub const DRIVER_FABRIC: StepId = StepId::new("driver.fabric");
 pub const DRIVER_NODES: StepId = StepId::new("driver.nodes");
 /// NVIDIA Container Toolkit.
 pub const TOOLKIT_PACKAGES: StepId = StepId::new("toolkit.packages");
+/// All packages of the lock file have their locked versions.
+pub const PACKAGES_LOCK: StepId = StepId::new("packages.lock");
 pub const PACKAGES_HOLD: StepId = StepId::new("packages.hold");
 /// CDI specification.
 pub const CDI: StepId = StepId::new("cdi");
@@ -166,6 +170,7 @@ pub fn all() -> Vec<Step> {
     all.extend([
         toolkit::step(),
         cluster::packages::step(),
+        lock::step(),
         holds::step(),
         autoload::step(),
         module::step(),

@@ -233,9 +233,14 @@ impl Solver<'_> {
                 }
                 version.to_owned()
             }
-            None => match candidate(self.files, name, now.as_deref()) {
-                Some(offer) => offer.version,
-                None => return Err(format!("E: Unable to locate package {name}\n")),
+            // A version on the command line is used for dependencies as well.
+            None => match (
+                self.named.get(name),
+                candidate(self.files, name, now.as_deref()),
+            ) {
+                (Some(version), _) => version.clone(),
+                (None, Some(offer)) => offer.version,
+                (None, None) => return Err(format!("E: Unable to locate package {name}\n")),
             },
         };
         self.take(name, &target)

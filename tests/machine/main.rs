@@ -21,6 +21,7 @@ mod dpkg;
 mod fabric;
 mod gpu;
 mod kernel;
+mod locked;
 mod machine;
 mod properties;
 mod root;

@@ -103,6 +103,7 @@ crate::scenarios::scenarios! {
     kubeconfig_that_all_can_read: "kubeconfig-that-all-can-read"
     library_taken_away: "library-taken-away"
     lists_torn: "lists-torn"
+    lock_file: "lock-file"
     main_job: "main-job"
     matrix_of_others: "matrix-of-others"
     mirror_half_synced: "mirror-half-synced"

@@ -1,18 +1,34 @@
 //! Selects the package versions to request, and checks that a simulated transaction contains only actions that the plan
 //! approves. These functions do not access the machine.
 
-use std::{cmp::Ordering, collections::BTreeSet};
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use crate::{
     change::{ChangeError, Class},
     config::{
-        desired::{Guard, PackageSpec},
+        desired::{Guard, LockedPackages, PackageSpec},
         values::Build,
     },
     facts::detection::carries_driver,
     model::{pattern, version::DriverVersion},
     tools::packages::{Action, AvailablePackage, Backend, FailureClass, LowerBounds},
 };
+
+/// The reason if a transaction would install other packages than the lock file contains.
+pub(super) const LOCK_DIFFERS: &str = "lock-differs";
+
+/// The reason if no source offers a package of the lock file.
+pub(super) const LOCK_UNAVAILABLE: &str = "lock-unavailable";
+
+/// The reasons for which a lock file blocks a package transaction.
+pub const LOCK_REASONS: [&str; 2] = [LOCK_DIFFERS, LOCK_UNAVAILABLE];
+
+/// The remedy if no source offers a package of the lock file.
+pub const LOCK_REMEDY: &str = "add a source that still has these versions, such as a mirror or a snapshot of the archive \
+    (`repositories`), or create a new lock file with `gpu-bootstrap lock` on an updated node";
 
 /// The actions that the plan approves.
 #[derive(Debug, Default)]
@@ -235,6 +251,68 @@ pub(super) fn guarded(
         }
         _ => Ok(()),
     }
+}
+
+/// Returns the packages that a transaction would install in another version than the locked one, with their locked versions.
+pub(super) fn not_locked(
+    backend: &dyn Backend,
+    actions: &[Action],
+    lock: &LockedPackages,
+) -> BTreeMap<String, String> {
+    let other = |action: &Action| {
+        let Action::Install { name, to, .. } = action else {
+            return None;
+        };
+        let version = lock.versions.get(name)?;
+        (backend.compare(to, version) != Ordering::Equal).then(|| (name.clone(), version.clone()))
+    };
+    actions.iter().filter_map(other).collect()
+}
+
+/// Rejects a transaction with versions that differ from the lock file, and with new packages that it does not contain.
+pub(super) fn locked(
+    backend: &dyn Backend,
+    actions: &[Action],
+    lock: &LockedPackages,
+) -> Result<(), ChangeError> {
+    let differs = not_locked(backend, actions, lock);
+    let reasons: Vec<String> = (actions.iter())
+        .filter_map(|action| match action {
+            Action::Install { name, to, .. } if differs.contains_key(name) => {
+                Some(format!("{name} {to} instead of {}", differs[name]))
+            }
+            Action::Install {
+                name,
+                from: None,
+                to,
+            } if !lock.allows(backend, name) => {
+                Some(format!("{name} {to}, which it does not contain"))
+            }
+            _ => None,
+        })
+        .collect();
+    if reasons.is_empty() {
+        return Ok(());
+    }
+    let why = format!(
+        "it differs from the lock file, because it would install {}",
+        reasons.join(", ")
+    );
+    Err(disapproved(LOCK_DIFFERS, &why).advice(
+        "create the lock file on a node with the same image, settings and type of GPUs, or run the command without `--lock`",
+    ))
+}
+
+/// Returns the error for packages that no source offers in their locked version.
+pub(super) fn unavailable(gone: &[String]) -> ChangeError {
+    let first = gone.first().cloned().unwrap_or_default();
+    let what = format!(
+        "install the versions of the lock file: no source offers {}",
+        gone.join(", ")
+    );
+    ChangeError::blocked(LOCK_UNAVAILABLE, what)
+        .of(Class::NoVersion(first))
+        .advice(LOCK_REMEDY)
 }
 
 /// Rejects a transaction that would install a precompiled driver module and driver libraries of the same branch but different
@@ -537,6 +615,47 @@ mod tests {
             error.to_string().contains("driver version 580.159.03"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn transaction_must_match_the_lock() {
+        let lock = LockedPackages {
+            digest: "0".repeat(64),
+            versions: [("runc", "1.1.5"), ("docker.io", "20.10.24")]
+                .map(|(name, version)| (name.to_owned(), version.to_owned()))
+                .into(),
+            free: vec!["*6.1.0-45*".to_owned()],
+            ..LockedPackages::default()
+        };
+        for (action, objection) in [
+            (install("runc", None, "1.1.5"), None),
+            (install("runc", Some("1.1.4"), "1.1.5"), None),
+            (
+                install("runc", None, "1.1.6"),
+                Some("would install runc 1.1.6 instead of 1.1.5"),
+            ),
+            (
+                install("tini", None, "1"),
+                Some("would install tini 1, which it does not contain"),
+            ),
+            // The other rules decide whether an installed package may change.
+            (install("libc6", Some("1"), "2"), None),
+            (
+                install("linux-headers-6.1.0-45-amd64", None, "6.1.180"),
+                None,
+            ),
+            (remove("tini"), None),
+        ] {
+            let error = locked(APT.backend(), std::slice::from_ref(&action), &lock).err();
+            assert_eq!(error.is_some(), objection.is_some(), "{action:?}");
+            if let (Some(error), Some(objection)) = (error, objection) {
+                assert!(error.to_string().ends_with(objection), "{error}");
+                assert_eq!(
+                    (error.exit(), error.reason()),
+                    (Exit::Blocked, LOCK_DIFFERS)
+                );
+            }
+        }
     }
 
     fn remove(name: &str) -> Action {

@@ -3,14 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    approval::{allowed, choose, guarded, is_of_driver, preferred, same_version},
+    approval::{
+        allowed, choose, guarded, is_of_driver, locked, not_locked, preferred, same_version,
+        unavailable,
+    },
     deferred_builds::release_builds,
     is_not_offered, is_unmet, names, not_verified,
     run::Attempts,
 };
 use crate::{
     change::{Applier, ChangeError, Sink, Undo},
-    config::desired::PackageSpec,
+    config::desired::{LockedPackages, PackageSpec},
     error::one_line,
     facts::detection::{carries_driver, is_driver_part},
     model::{
@@ -95,7 +98,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(BTreeMap<String, String>, Vec<String>), ChangeError> {
         let before = self.caching();
-        let resolved = before.resolve(specs).await?;
+        let resolved = before.resolve_locked(specs).await?;
         let Some(mut work) = before.work_with_sizes(&resolved, removing).await? else {
             return Ok((resolved, Vec::new()));
         };
@@ -163,7 +166,7 @@ impl Applier {
             said: String::new(),
         };
         if !work.packages.is_empty() {
-            (work.actions, work.said) = match self.simulate_in_words(&work.request()).await {
+            (work.actions, work.said) = match self.simulate_with_lock(&mut work).await {
                 Err(error) if work.moves && is_unmet(&error) => {
                     let named = self.of_same_driver(resolved, &replaced).await?;
                     if named.is_empty() {
@@ -200,6 +203,104 @@ impl Applier {
         }
         let is_nothing = work.packages.is_empty() && work.removing.is_empty();
         Ok((!is_nothing).then_some(work))
+    }
+
+    /// Simulates a transaction, and adds the dependencies that the lock file contains to its packages, because a package manager
+    /// selects the newest version of a dependency.
+    async fn simulate_with_lock(
+        &self,
+        work: &mut SimulatedTransaction,
+    ) -> Result<(Vec<Action>, String), ChangeError> {
+        let Some(lock) = &self.policy.guard.lock else {
+            return self.simulate_in_words(&work.request()).await;
+        };
+        let mut with_all = false;
+        loop {
+            let named = match self.simulate_in_words(&work.request()).await {
+                Ok((actions, said)) => {
+                    let named = self.at_versions(&not_locked(self.backend, &actions, lock))?;
+                    // If a package is requested already, `locked` rejects the transaction.
+                    if named.iter().all(|one| work.packages.contains(one)) {
+                        return Ok((actions, said));
+                    }
+                    named
+                }
+                // apt does not select an older version of a dependency, even if a requested package requires it.
+                Err(error) if is_unmet(&error) && !with_all => {
+                    with_all = true;
+                    let named = self.at_versions(&self.lacking(lock).await?)?;
+                    if named.iter().all(|one| work.packages.contains(one)) {
+                        return Err(error);
+                    }
+                    named
+                }
+                Err(error) => return Err(error),
+            };
+            for one in named {
+                if !work.packages.contains(&one) {
+                    work.packages.push(one);
+                }
+            }
+        }
+    }
+
+    /// Returns the locked packages that are not installed, or installed in an older version. Empty if the machine does not need
+    /// all of them.
+    async fn lacking(
+        &self,
+        lock: &LockedPackages,
+    ) -> Result<BTreeMap<String, String>, ChangeError> {
+        if !lock.is_whole {
+            return Ok(BTreeMap::new());
+        }
+        let installed = self.installed().await?;
+        let is_older = |name: &str, version: &str| {
+            (versions_of(&installed, name).iter())
+                .all(|found| self.backend.compare(found, version).is_lt())
+        };
+        let lacking = (lock.versions.iter()).filter(|(name, version)| is_older(name, version));
+        Ok(lacking
+            .map(|(name, version)| (name.clone(), version.clone()))
+            .collect())
+    }
+
+    /// Like [`Self::resolve`], but first checks that all packages of the lock file are available, so that the error lists all
+    /// that are not, before any package is changed.
+    async fn resolve_locked(
+        &self,
+        specs: &[PackageSpec],
+    ) -> Result<BTreeMap<String, String>, ChangeError> {
+        if let Some(lock) = &self.policy.guard.lock {
+            let lacking = self.lacking(lock).await?;
+            let gone = self.not_offered(&lacking).await?;
+            if !gone.is_empty() {
+                return Err(unavailable(&gone));
+            }
+        }
+        self.resolve(specs).await
+    }
+
+    /// Returns the packages that no source offers in this version, as `NAME VERSION`.
+    async fn not_offered(
+        &self,
+        packages: &BTreeMap<String, String>,
+    ) -> Result<Vec<String>, ChangeError> {
+        if packages.is_empty() {
+            return Ok(Vec::new());
+        }
+        let names: Vec<&str> = packages.keys().map(String::as_str).collect();
+        let query = self.backend.offers_of_all_streams(&names);
+        let answer = self.ask("look up packages", &query).await?;
+        let offers = self.backend.parse_offers(&answer);
+        let is_offered = |name: &str, version: &str| {
+            (offers.iter()).any(|offer| offer.name == name && offer.has(version))
+        };
+        let gone = packages
+            .iter()
+            .filter(|(name, version)| !is_offered(name, version));
+        Ok(gone
+            .map(|(name, version)| format!("{name} {version}"))
+            .collect())
     }
 
     fn at_versions(&self, named: &BTreeMap<String, String>) -> Result<Vec<String>, ChangeError> {
@@ -245,6 +346,9 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         let guard = &self.policy.guard;
         guarded(self.backend, actions, &names(specs), guard)?;
+        if let Some(lock) = &guard.lock {
+            locked(self.backend, actions, lock)?;
+        }
         self.refuse_forbidden(actions).await?;
         let modules: Vec<&str> = (actions.iter())
             .filter_map(|action| match action {

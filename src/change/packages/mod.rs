@@ -25,6 +25,7 @@ mod streams;
 mod undo;
 mod untracked_files;
 
+pub use approval::{LOCK_REASONS, LOCK_REMEDY};
 pub use deferred_builds::release_builds;
 pub(super) use dry_run::QueryCache;
 pub use dry_run::{FURTHER, NOT_SIMULATED, Simulation};
@@ -134,12 +135,20 @@ impl Applier {
                 .collect(),
             upgrading: (self.policy.may_upgrade.iter().map(String::as_str))
                 .chain(beside.iter().copied())
+                // `approval::locked` only permits the locked version.
+                .chain(self.locked_names())
                 .collect(),
             held: held(&self.database().await?),
             only_removals: false,
             moving,
         };
         refuse(&objections(self.backend, actions, &approved))
+    }
+
+    /// The packages of the lock file.
+    fn locked_names(&self) -> impl Iterator<Item = &str> {
+        let lock = self.policy.guard.lock.iter();
+        lock.flat_map(|lock| lock.versions.keys().map(String::as_str))
     }
 
     /// Returns the packages that a transaction may replace or remove: the replaced packages, and those driver components that

@@ -27,6 +27,9 @@ const MOST_NODES: usize = 100_000;
 /// Length limit of a text in characters. Longer ones are truncated.
 const LONGEST: usize = 120;
 
+/// The shown length of a digest.
+const SHORT_DIGEST: usize = 12;
+
 /// Limit of container runtimes, GPU models and problems of a node, each. Real nodes have fewer than 30.
 const MOST_VALUES: usize = 100;
 
@@ -126,7 +129,13 @@ struct Versions {
     nvswitches: u64,
     secure_boot: Option<String>,
     next_kernel: Option<String>,
+    lock: Option<LockFile>,
     reboot_pending: Option<bool>,
+}
+
+#[derive(Deserialize)]
+struct LockFile {
+    digest: String,
 }
 
 #[derive(Deserialize)]
@@ -361,6 +370,11 @@ fn facts(tool: &Program, host: &Machine, node: Option<&Versions>) -> BTreeMap<St
     add("container toolkit", found(&node.toolkit));
     add("secure boot", known(&node.secure_boot));
     add("next kernel", known(&node.next_kernel));
+    let lock = node
+        .lock
+        .as_ref()
+        .map(|lock| beginning(&lock.digest, SHORT_DIGEST));
+    add("lock file", found(&lock));
     add("NVSwitches", node.nvswitches.to_string());
     let gpus: Vec<String> = (node.gpus.iter().take(MOST_VALUES))
         .map(|(model, count)| format!("{count} {model}"))

@@ -13,6 +13,7 @@ use crate::{
         document::{MachineSummary, NodeStatus, TOOL},
         style::word,
     },
+    state::LockStatus,
 };
 
 /// The lines of a metric: labels in braces, and the value.
@@ -86,6 +87,13 @@ pub fn prometheus(
         "1 if install or uninstall was running during the last check.",
         one(node.run_active.map(flag)),
     )?;
+    #[expect(clippy::cast_precision_loss, reason = "a machine has few packages")]
+    let drift = (node.inventory.lock.as_ref()).map(|lock| lock.drift as f64);
+    metric(
+        "drift",
+        "Packages that differ from the lock file of the node.",
+        one(drift),
+    )?;
     metric(
         "root_cause",
         "1 for each failed finding that is not caused by another finding, with its kind (fault, risk or difference) and its remedy class.",
@@ -138,6 +146,10 @@ fn info(machine: &MachineSummary, node: &NodeStatus) -> String {
             ("driver", inventory.driver.as_deref()),
             ("module_flavor", inventory.module_flavor.as_deref()),
             ("toolkit", inventory.toolkit.as_deref()),
+            (
+                "lock",
+                inventory.lock.as_ref().map(LockStatus::short_digest),
+            ),
         ]
         .into_iter()
         // The names of runtimes are valid label names.

@@ -8,7 +8,7 @@ use crate::{
     facts::SecureBoot,
     model::id::Id,
     report::document::{MachineSummary, NodeStatus},
-    state::Inventory,
+    state::{Inventory, LockStatus},
 };
 
 /// A finding with characters that the formats must escape.
@@ -80,6 +80,10 @@ pub(in crate::report) fn node() -> NodeStatus {
         nvswitches: 4,
         secure_boot: SecureBoot::Disabled,
         next_kernel: Some("6.8.0-1067-gcp".to_owned()),
+        lock: Some(LockStatus {
+            digest: "0123456789abcdef".repeat(4),
+            drift: 2,
+        }),
     };
     NodeStatus {
         validated: Some("2026-11-28T22:00:00Z".parse().unwrap()),
