@@ -27,7 +27,7 @@ pub use cuda::{CudaDevice, CudaFault, CudaStart, CudaView, CudaWork};
 pub use exec::{Cmd, Exec, ExecError, Output, Query, Stream};
 pub use files::{FileKind, Files, FilesError, ReadFiles, Stat};
 pub use gpu::{
-    FabricHealth, FabricProgress, Gpu, GpuFabric, MigDevice, MigShare, Nvml, NvmlDevice, NvmlView,
+    ComputeMode, FabricHealth, FabricProgress, Gpu, GpuFabric, MigDevice, MigShare, Nvml, NvmlDevice, NvmlView,
     bare_uuid,
 };
 pub use health::GpuHealth;

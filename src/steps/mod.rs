@@ -24,6 +24,7 @@ mod kernel_release;
 mod kernels;
 mod messages;
 mod module;
+mod mps;
 mod nodes;
 mod options;
 mod packages;
@@ -108,6 +109,9 @@ pub const CLUSTER_JOIN: StepId = StepId::new("cluster.join");
 /// The node is Ready, has its labels, and its startup taints are removed.
 pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
 
+/// The control daemon of MPS, with which programs use a GPU at the same time.
+pub const MPS_DAEMON: StepId = StepId::new("mps.daemon");
+
 /// A timer that writes `check` results for other programs.
 pub const CHECK_TIMER: StepId = StepId::new("check.timer");
 
@@ -180,6 +184,7 @@ pub fn all() -> Vec<Step> {
         cdi::step(),
         container::step(),
         compute::step(),
+        mps::step(),
         cluster::host::step(),
         cluster::device_plugin::step(),
         cluster::join::step(),

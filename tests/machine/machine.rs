@@ -295,6 +295,7 @@ impl Machine {
             "crio", Some("/usr/bin/crio"), |c, f, _| { Ok(containers::crio(c, f)) };
             "nvidia-ctk", Some("/usr/bin/nvidia-ctk"), |c, f,
                 s| { Ok(containers::nvidia_ctk(c, f, s)) };
+            mps::PROGRAM, Some(mps::PROGRAM), |c, f, _| Ok(mps::control(c, f));
             "kubeadm", Some("/usr/bin/kubeadm"), |c, f, s| { Ok(cluster::kubeadm(c, f, s)) };
             "/usr/bin/kubectl", Some("/usr/bin/kubectl"), |c, f,
                 s| { Ok(cluster::kubectl(c, f, s)) };
@@ -355,7 +356,7 @@ pub fn changes(cmd: &Cmd) -> bool {
         "dpkg" => cmd.args.iter().any(|arg| arg == "--configure"),
         "ctr" => !cmd.args.iter().any(|arg| arg == "list" || arg == "version"),
         "apt-cache" | "journalctl" | "modinfo" | "lsinitramfs" | "lsinitrd" | "dmesg"
-        | "containerd" | "dockerd" | "crio" => false,
+        | "containerd" | "dockerd" | "crio" | mps::PROGRAM => false,
         _ => true,
     }
 }
