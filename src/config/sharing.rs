@@ -10,8 +10,8 @@ use super::{
     sources::SettingSources,
 };
 use crate::{
-    mig::{self, MigStrategy},
     joins::JoinKind,
+    mig::{self, MigStrategy},
     sharing::{DevicePluginSpec, LONGEST_NAME, MpsDaemon, SharingMethod, SharingSpec},
     tools::{
         kubernetes::kubectl::{GPUS, MIG_DEVICES},
@@ -76,9 +76,7 @@ fn spec(
     let resources = match method {
         // Other resources are rejected above.
         SharingMethod::Mps => vec![GPUS.to_owned()],
-        SharingMethod::TimeSlicing | SharingMethod::None => {
-            resources(config, mig_strategy, wrong)
-        }
+        SharingMethod::TimeSlicing | SharingMethod::None => resources(config, mig_strategy, wrong),
     };
     let spec = SharingSpec {
         method,

@@ -55,9 +55,7 @@ pub(super) fn step() -> Step {
             VALIDATION_CONTAINER,
             VALIDATION_COMPUTE,
         ])
-        .wants(|_, desired| {
-            desired.driver.is_none() || desired.device_plugin.has_mps_on_host()
-        })
+        .wants(|_, desired| desired.driver.is_none() || desired.device_plugin.has_mps_on_host())
 }
 
 #[derive(Debug, Clone, Default)]
@@ -177,7 +175,9 @@ fn unsupported(devices: &[NvmlDevice], spec: &SharingSpec) -> Option<Assessment>
     if let Some(gpu) = devices.iter().find(|gpu| mig::is_split(gpu)) {
         let index = gpu.index;
         return Some(Assessment::blocked(
-            format!("GPU {index} is in MIG mode, and the device plugin does not support MPS on MIG devices"),
+            format!(
+                "GPU {index} is in MIG mode, and the device plugin does not support MPS on MIG devices"
+            ),
             format!("run `nvidia-smi -i {index} -mig 0`, or {otherwise}"),
         ));
     }
@@ -185,7 +185,9 @@ fn unsupported(devices: &[NvmlDevice], spec: &SharingSpec) -> Option<Assessment>
     let gpu = (devices.iter()).find(|gpu| mps::most_clients(gpu) < replicas)?;
     let (index, most) = (gpu.index, mps::most_clients(gpu));
     Some(Assessment::blocked(
-        format!("MPS supports {most} programs on GPU {index}, fewer than `sharing.replicas` ({replicas})"),
+        format!(
+            "MPS supports {most} programs on GPU {index}, fewer than `sharing.replicas` ({replicas})"
+        ),
         format!("set `sharing.replicas = {most}`, or {otherwise}"),
     ))
 }
@@ -275,7 +277,9 @@ fn decide(state: &MpsState, desired: &Desired, facts: &Facts) -> Assessment {
     }
     if state.in_cluster {
         return Assessment::blocked(
-            format!("the MPS control daemon of the device plugin serves the GPUs (`{READY_IN_CLUSTER}`)"),
+            format!(
+                "the MPS control daemon of the device plugin serves the GPUs (`{READY_IN_CLUSTER}`)"
+            ),
             "set `cluster.join = \"managed\"`; or remove the device plugin from the cluster, then the file",
         );
     }
@@ -383,4 +387,237 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
         return Ok(blocked);
     }
     Ok(assessment)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::desired::{DevicePluginSpec, SharingMethod},
+        steps::fixtures::{self, desired, facts, nvml_device},
+    };
+
+    fn mps(replicas: u32, daemon: MpsDaemon) -> Desired {
+        Desired {
+            device_plugin: DevicePluginSpec {
+                sharing: Some(SharingSpec {
+                    method: SharingMethod::Mps,
+                    mps_daemon: Some(daemon),
+                    replicas,
+                    resources: vec!["nvidia.com/gpu".to_owned()],
+                    rename: false,
+                    fail_requests_greater_than_one: true,
+                }),
+                ..DevicePluginSpec::default()
+            },
+            ..desired()
+        }
+    }
+
+    fn devices(mode: ComputeMode) -> Vec<NvmlDevice> {
+        (0..2)
+            .map(|index| NvmlDevice {
+                compute_mode: Some(mode),
+                ..nvml_device(index)
+            })
+            .collect()
+    }
+
+    fn bare() -> MpsState {
+        MpsState {
+            loaded: true,
+            devices: Some(devices(ComputeMode::Default)),
+            has_program: true,
+            ..MpsState::default()
+        }
+    }
+
+    /// A running daemon with four replicas.
+    fn made() -> MpsState {
+        let devices = devices(ComputeMode::ExclusiveProcess);
+        MpsState {
+            text: Some(unit(4, &devices, false)),
+            devices: Some(devices),
+            unit: Some(fixtures::unit("enabled", "active")),
+            answer: Some(Ok(25.0)),
+            pipes: Some(Stat {
+                kind: FileKind::Directory,
+                mode: 0o755,
+                uid: 0,
+                gid: 0,
+                size: 0,
+                mtime: 0,
+                inode: 0,
+            }),
+            ..bare()
+        }
+    }
+
+    fn found(state: &MpsState, replicas: u32) -> Assessment {
+        decide(state, &mps(replicas, MpsDaemon::Host), &facts())
+    }
+
+    #[test]
+    fn unit_sets_mode_directories_and_limits() {
+        let text = unit(3, &devices(ComputeMode::Default), true);
+        let line = |line: &str| {
+            let line = format!("\n{line}\n");
+            text.find(&line)
+                .unwrap_or_else(|| panic!("{line} is missing: {text}"))
+        };
+        let in_order = [
+            "RuntimeDirectory=nvidia/mps/nvidia.com/gpu/pipe nvidia/mps/nvidia.com/gpu/log",
+            "ExecStartPre=/usr/bin/chcon system_u:object_r:container_file_t:s0 \
+             /run/nvidia/mps/nvidia.com/gpu/pipe",
+            "ExecStartPre=/usr/bin/nvidia-smi --compute-mode=EXCLUSIVE_PROCESS",
+            "ExecStart=/usr/bin/nvidia-cuda-mps-control -d",
+            "ExecStartPost=/usr/bin/nvidia-cuda-mps-control",
+            "ExecStopPost=/usr/bin/nvidia-smi --compute-mode=DEFAULT",
+            "StandardInputText=set_default_device_pinned_mem_limit 0 27306M",
+            "StandardInputText=set_default_device_pinned_mem_limit 1 27306M",
+            "StandardInputText=set_default_active_thread_percentage 33",
+        ]
+        .map(line);
+        assert!(in_order.is_sorted(), "{text}");
+        line("Environment=CUDA_MPS_PIPE_DIRECTORY=/run/nvidia/mps/nvidia.com/gpu/pipe");
+        line("Environment=CUDA_MPS_LOG_DIRECTORY=/run/nvidia/mps/nvidia.com/gpu/log");
+        line("RuntimeDirectoryMode=0755");
+        line("NoNewPrivileges=yes");
+        assert!(!unit(3, &[], false).contains("chcon"));
+        // These options hide the GPUs, or separate the daemon from the programs.
+        for option in [
+            "\nPrivateDevices",
+            "\nProtectClock",
+            "\nDevice",
+            "\nPrivateIPC",
+            "\nPrivateNetwork",
+        ] {
+            assert!(!text.contains(option), "{option}");
+        }
+    }
+
+    #[test]
+    fn changes_install_and_update_the_daemon() {
+        let (why, changes) = found(&bare(), 4).expect_needs();
+        assert_eq!(why, "`gpu-bootstrap-mps.service` is missing");
+        assert!(
+            matches!(
+                &changes[..],
+                [
+                    Change::WriteFile { .. },
+                    Change::EnableUnit { start: true, .. }
+                ]
+            ),
+            "{changes:?}"
+        );
+        let want = mps(4, MpsDaemon::Host);
+        assert!(changes.iter().all(|change| (step().wants)(change, &want)));
+        // Without the setting, and if the machine joins a cluster, the changes are undone.
+        for other in [desired(), mps(4, MpsDaemon::Cluster)] {
+            assert!(!changes.iter().any(|change| (step().wants)(change, &other)));
+        }
+        found(&made(), 4).expect_satisfied();
+        let (why, changes) = found(&made(), 2).expect_needs();
+        assert!(why.ends_with("has other limits or options"), "{why}");
+        assert!(
+            matches!(
+                &changes[..],
+                [Change::WriteFile { .. }, Change::RestartUnit { .. }]
+            ),
+            "{changes:?}"
+        );
+        let stopped = MpsState {
+            unit: Some(fixtures::unit("enabled", "failed")),
+            answer: None,
+            ..made()
+        };
+        let (why, changes) = found(&stopped, 4).expect_needs();
+        assert!(why.contains("is enabled and failed"), "{why}");
+        assert!(matches!(
+            &changes[..],
+            [Change::EnableUnit { start: true, .. }]
+        ));
+    }
+
+    #[test]
+    fn faulty_daemon_is_restarted() {
+        let pipes = |uid, mode| MpsState {
+            pipes: made().pipes.map(|stat| Stat { uid, mode, ..stat }),
+            ..made()
+        };
+        for (state, reason) in rows! {
+            MpsState { answer: Some(Err("timed out".into())), ..made() },
+                "is active, but does not respond: timed out";
+            MpsState { answer: Some(Ok(100.0)), ..made() },
+                "may use 100 % of the threads instead of 25 %";
+            MpsState { pipes: None, ..made() }, "`/run/nvidia/mps/nvidia.com/gpu/pipe` does not exist";
+            pipes(1000, 0o755), "has owner 1000 and mode 755 instead of owner 0 and mode 755";
+            pipes(0, 0o777), "has owner 0 and mode 777";
+            MpsState { devices: Some(devices(ComputeMode::Default)), ..made() },
+                "the compute mode of GPUs 0, 1 is not `EXCLUSIVE_PROCESS`";
+        } {
+            let (why, changes) = found(&state, 4).expect_needs();
+            assert!(why.contains(reason), "{why}");
+            assert!(
+                matches!(&changes[..], [Change::RestartUnit { .. }]),
+                "{changes:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn impossible_machines_block() {
+        let mut split = devices(ComputeMode::Default);
+        split[1].mig = Some(true);
+        let mut old = devices(ComputeMode::Default);
+        old[0].compute_capability = Some("7.0".to_owned());
+        for (state, replicas, reason) in rows! {
+            MpsState { devices: Some(split.clone()), ..bare() }, 4, "GPU 1 is in MIG mode";
+            MpsState { devices: Some(old.clone()), ..bare() }, 17,
+                "MPS supports 16 programs on GPU 0, fewer than `sharing.replicas` (17)";
+            MpsState { in_cluster: true, ..bare() }, 4,
+                "the MPS control daemon of the device plugin serves the GPUs";
+            MpsState { has_program: false, ..bare() }, 4,
+                "`/usr/bin/nvidia-cuda-mps-control` is not installed";
+        } {
+            let (why, hint) = found(&state, replicas).expect_blocked();
+            assert!(why.contains(reason) && !hint.is_empty(), "{why}");
+        }
+        // The daemon of the device plugin has the same limits.
+        for devices in [split, old] {
+            let state = MpsState {
+                devices: Some(devices),
+                ..bare()
+            };
+            decide(&state, &mps(17, MpsDaemon::Cluster), &facts()).expect_blocked();
+        }
+        let silent = MpsState {
+            devices: None,
+            ..bare()
+        };
+        assert!(matches!(found(&silent, 4), Assessment::BlockedNow { .. }));
+    }
+
+    #[test]
+    fn daemon_of_the_cluster_needs_no_unit() {
+        let want = mps(4, MpsDaemon::Cluster);
+        let why = decide(&bare(), &want, &facts()).expect_not_applicable();
+        assert!(why.contains("runs in the cluster"), "{why}");
+        decide(&bare(), &desired(), &facts()).expect_not_applicable();
+        let image = Desired {
+            image: true,
+            ..mps(4, MpsDaemon::Host)
+        };
+        decide(&MpsState::default(), &image, &facts()).expect_awaiting_boot();
+    }
+
+    #[test]
+    fn restart_does_not_stop_programs() {
+        assert!(in_use(&[]).is_none());
+        let Some(Assessment::BlockedNow { why, hint, .. }) = in_use(&[41, 42]) else {
+            panic!("not blocked");
+        };
+        assert!(why.ends_with("would stop 2 programs (41, 42)"), "{why}");
+        assert!(hint.contains("`ps -p 41,42`"), "{hint}");
+    }
 }

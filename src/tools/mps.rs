@@ -113,7 +113,10 @@ pub fn parse_processes(output: &str) -> Vec<u32> {
 
 /// Parses the output of [`percentage`], such as `25.0`.
 pub fn parse_percentage(output: &str) -> Option<f64> {
-    output.lines().rev().find_map(|line| line.trim().parse().ok())
+    output
+        .lines()
+        .rev()
+        .find_map(|line| line.trim().parse().ok())
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use crate::{
     build::{Description, build},
     cluster, containers, dnf, dpkg,
     gpu::{MachineClock, MachineGpu, MachineHttp},
-    kernel, rpm,
+    kernel, mps, rpm,
     state::{Shared, State, arch, exists, list, lock, on, text},
     units,
 };
@@ -355,8 +355,16 @@ pub fn changes(cmd: &Cmd) -> bool {
         "dkms" => cmd.args.first().is_some_and(|verb| verb != "status"),
         "dpkg" => cmd.args.iter().any(|arg| arg == "--configure"),
         "ctr" => !cmd.args.iter().any(|arg| arg == "list" || arg == "version"),
-        "apt-cache" | "journalctl" | "modinfo" | "lsinitramfs" | "lsinitrd" | "dmesg"
-        | "containerd" | "dockerd" | "crio" | mps::PROGRAM => false,
+        "apt-cache"
+        | "journalctl"
+        | "modinfo"
+        | "lsinitramfs"
+        | "lsinitrd"
+        | "dmesg"
+        | "containerd"
+        | "dockerd"
+        | "crio"
+        | mps::PROGRAM => false,
         _ => true,
     }
 }

@@ -23,8 +23,8 @@ use super::{
 };
 use crate::host::exec::tail;
 use crate::host::{
-    ComputeMode, CudaView, Exec, ExecError, FabricHealth, FabricProgress, Gpu, GpuFabric, GpuHealth, Nvml,
-    NvmlDevice, NvmlView,
+    ComputeMode, CudaView, Exec, ExecError, FabricHealth, FabricProgress, Gpu, GpuFabric,
+    GpuHealth, Nvml, NvmlDevice, NvmlView,
 };
 use crate::model::pci::PciId;
 

@@ -119,9 +119,14 @@ mod tests {
                 spec.method = SharingMethod::Mps;
                 spec.mps_daemon = Some(daemon);
             }
+            let assessment = decide(&DevicePluginState::default(), &want);
             match is_written {
-                true => drop(decide(&DevicePluginState::default(), &want).expect_needs()),
-                false => decide(&state, &want).expect_not_applicable(),
+                true => assert_eq!(assessment.expect_needs().1.len(), 1),
+                false => assert!(
+                    assessment
+                        .expect_not_applicable()
+                        .contains("joins no cluster")
+                ),
             }
             assert_eq!((step().wants)(change, &want), is_written);
         }
