@@ -1,6 +1,6 @@
 //! `mps.daemon`: the control daemon of CUDA MPS, with which programs use a GPU at the same time. It runs in a unit of this machine
-//! only if the machine is not a node of a cluster. In a cluster, the device plugin brings its own daemon ([`MpsDaemon`]), and its
-//! plugin offers no GPU as long as the daemon does not respond, which `k8s.allocatable` reports.
+//! only if the machine is not a node of a cluster. In a cluster, the device plugin has its own daemon ([`MpsDaemon`]), and offers
+//! no GPU until the daemon responds, which `k8s.allocatable` reports.
 //!
 //! Directories, permissions, compute mode, limits and their order are those of the daemon of the device plugin:
 //! NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc), `cmd/mps-control-daemon/mps/daemon.go`. Two differences: the daemon uses
@@ -107,6 +107,11 @@ fn unit(replicas: u32, devices: &[NvmlDevice], has_selinux: bool) -> String {
     )
 }
 
+/// Replaces line breaks, for example in the output of a failed command.
+fn on_one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// Returns the output of the daemon, or the reason that it does not respond.
 async fn ask(cx: &Cx<'_>, query: &Query) -> Result<Result<String, String>, StepError> {
     let output = match cx.host.query(query).await {
@@ -116,7 +121,7 @@ async fn ask(cx: &Cx<'_>, query: &Query) -> Result<Result<String, String>, StepE
     };
     Ok(output
         .map(|output| output.stdout)
-        .map_err(|error| one_line(&error)))
+        .map_err(|error| on_one_line(&one_line(&error))))
 }
 
 /// Returns the process IDs of the programs that use MPS. Empty if the daemon does not respond.
@@ -153,7 +158,7 @@ async fn detect(cx: &Cx<'_>, daemon: MpsDaemon) -> Result<MpsState, StepError> {
     let answer = match unit.as_ref().is_some_and(UnitState::is_active) && has_program {
         true => Some(ask(cx, &mps::percentage()).await?.and_then(|output| {
             mps::parse_percentage(&output)
-                .ok_or_else(|| format!("unexpected output: {}", output.trim()))
+                .ok_or_else(|| format!("unexpected output: {}", on_one_line(&output)))
         })),
         false => None,
     };
