@@ -109,7 +109,7 @@ pub const CLUSTER_JOIN: StepId = StepId::new("cluster.join");
 /// The node is Ready, has its labels, and its startup taints are removed.
 pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
 
-/// The control daemon of MPS, with which programs use a GPU at the same time.
+/// The control daemon of MPS, so that programs use a GPU at the same time.
 pub const MPS_DAEMON: StepId = StepId::new("mps.daemon");
 
 /// A timer that writes `check` results for other programs.

@@ -1,4 +1,4 @@
-//! `mps.daemon`: the control daemon of CUDA MPS, with which programs use a GPU at the same time. It runs in a unit of this machine
+//! `mps.daemon`: the control daemon of CUDA MPS, so that programs use a GPU at the same time. It runs in a unit of this machine
 //! only if the machine is not a node of a cluster. In a cluster, the device plugin has its own daemon ([`MpsDaemon`]), and offers
 //! no GPU until the daemon responds, which `k8s.allocatable` reports.
 //!

@@ -1,5 +1,5 @@
-//! `nvidia-cuda-mps-control`: the control daemon of CUDA MPS, its directories, its commands and their output, and the limits of
-//! each program for a number of replicas. All functions are pure.
+//! `nvidia-cuda-mps-control`: the control daemon of CUDA MPS, its directories, its commands and their output, and the limits for
+//! each program with a number of replicas. All functions are pure.
 //!
 //! Sources: NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc), `cmd/mps-control-daemon/mps` (`daemon.go`, `root.go` and
 //! `device.go`); NVIDIA, "Multi-Process Service", "Tools and Interface Reference" (the commands).
@@ -89,17 +89,17 @@ fn ask(command: &str) -> Query {
         .deadline(DEADLINE)
 }
 
-/// Asks for the thread percentage of new servers, like the health check of the device plugin.
+/// Queries the thread percentage of new servers, like the health check of the device plugin.
 pub fn percentage() -> Query {
     ask("get_default_active_thread_percentage")
 }
 
-/// Asks for the process IDs of the MPS servers. The daemon starts one for the first program of a user.
+/// Queries the process IDs of the MPS servers. The daemon starts one for the first program of a user.
 pub fn servers() -> Query {
     ask("get_server_list")
 }
 
-/// Asks for the process IDs of the programs that use a server.
+/// Queries the process IDs of the programs that use a server.
 pub fn clients(server: u32) -> Query {
     ask(&format!("get_client_list {server}"))
 }

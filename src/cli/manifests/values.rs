@@ -21,7 +21,7 @@ const PRESENT: &str = "nvidia.com/gpu.present";
 /// The label that gpu-bootstrap sets on nodes whose GPUs are shared by MPS.
 const MPS_CAPABLE: &str = "nvidia.com/mps.capable";
 
-/// The directories of MPS in the device plugin, which asks the control daemon for its health.
+/// The directories of MPS in the device plugin, which queries the control daemon.
 const MPS_MOUNTS: &str =
     "- {name: mps-shm, mountPath: /dev/shm}\n- {name: mps-root, mountPath: /mps}";
 
