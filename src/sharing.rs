@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     host::NvmlDevice,
     mig::{self, MigStrategy},
-    tools::kubernetes::kubectl::GPUS,
+    tools::{kubernetes::kubectl::GPUS, mps},
 };
 
 /// The directory of [`PATH`].
@@ -40,9 +40,34 @@ pub enum SharingMethod {
     None,
     /// Each device is offered several times. The pods take turns on it.
     TimeSlicing,
-    /// Rejected with a message. The device plugin supports it.
-    #[schemars(skip)]
+    /// Each device is offered several times. The pods use it at the same time through CUDA MPS, each with a part of its memory
+    /// and threads.
     Mps,
+}
+
+impl SharingMethod {
+    /// The name in the settings and in the node label `nvidia.com/gpu.sharing-strategy`. Source: `api/config/v1/sharing.go`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::TimeSlicing => "time-slicing",
+            Self::Mps => "mps",
+        }
+    }
+}
+
+/// Where the control daemon of MPS runs. Only one can serve the GPUs: both would use the same directories, and the one of the
+/// cluster mounts `shm` again and sets the compute mode when it starts and stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MpsDaemon {
+    /// In a unit of this machine, for programs and containers outside of a cluster.
+    Host,
+    /// In a pod of the device plugin. The daemon of the host cannot replace it: the Helm chart and the GPU Operator start the pod
+    /// on each node with the label `nvidia.com/mps.capable`, which GPU Feature Discovery sets, and the device plugin accepts no
+    /// other directory than `/mps` in its container. Source: `cmd/mps-control-daemon/mps/root.go`, `internal/lm/nvml.go` and
+    /// `daemonset-mps-control-daemon.yml` in the Helm chart.
+    Cluster,
 }
 
 /// The configuration of the device plugin.
@@ -55,10 +80,15 @@ pub struct DevicePluginSpec {
     pub sharing: Option<SharingSpec>,
 }
 
-/// Devices that are shared by time-slicing.
+/// Devices that are shared.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct SharingSpec {
+    /// The method. Never `None`.
+    pub method: SharingMethod,
+    /// Where the control daemon of MPS runs. `None` for other methods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mps_daemon: Option<MpsDaemon>,
     /// How often each device is offered, at least 2.
     pub replicas: u32,
     /// The names of the shared resources, before they are renamed.
@@ -70,9 +100,6 @@ pub struct SharingSpec {
 }
 
 impl SharingSpec {
-    /// The method, as in the node label `nvidia.com/gpu.sharing-strategy`.
-    pub const STRATEGY: &'static str = "time-slicing";
-
     /// Returns the name under which a shared resource is offered.
     pub fn name_of(&self, resource: &str) -> String {
         match self.rename {
@@ -97,6 +124,17 @@ impl DevicePluginSpec {
         (self.sharing.as_ref()).filter(|spec| spec.resources.iter().any(|name| name == resource))
     }
 
+    /// The sharing by MPS. `None` if GPUs are not shared, or by another method.
+    pub fn mps(&self) -> Option<(&SharingSpec, MpsDaemon)> {
+        let spec = self.sharing.as_ref()?;
+        Some((spec, spec.mps_daemon?))
+    }
+
+    /// Whether the control daemon of MPS runs in a unit of this machine. No device plugin uses it.
+    pub fn has_mps_on_host(&self) -> bool {
+        matches!(self.mps(), Some((_, MpsDaemon::Host)))
+    }
+
     /// Returns the configuration file of the device plugin, in YAML. Names and numbers need no quotes.
     pub fn config(&self) -> String {
         let strategy = mig::name(self.mig_strategy).unwrap_or("none");
@@ -104,8 +142,16 @@ impl DevicePluginSpec {
         let Some(spec) = &self.sharing else {
             return text;
         };
+        let key = match spec.method {
+            // The plugin does not start without this flag: `validateFlags` in `cmd/nvidia-device-plugin/main.go`.
+            SharingMethod::Mps => {
+                text.push_str(&format!("  mpsRoot: {}\n", mps::ROOT));
+                "mps"
+            }
+            SharingMethod::TimeSlicing | SharingMethod::None => "timeSlicing",
+        };
         text.push_str(&format!(
-            "sharing:\n  timeSlicing:\n    renameByDefault: {}\n    failRequestsGreaterThanOne: {}\n    resources:\n",
+            "sharing:\n  {key}:\n    renameByDefault: {}\n    failRequestsGreaterThanOne: {}\n    resources:\n",
             spec.rename, spec.fail_requests_greater_than_one
         ));
         for name in &spec.resources {
@@ -164,6 +210,8 @@ mod tests {
         DevicePluginSpec {
             mig_strategy,
             sharing: Some(SharingSpec {
+                method: SharingMethod::TimeSlicing,
+                mps_daemon: None,
                 replicas: 4,
                 resources: resources.iter().map(|&name| name.to_owned()).collect(),
                 rename,
@@ -188,6 +236,26 @@ sharing:
       - name: nvidia.com/gpu
         replicas: 4
       - name: nvidia.com/mig-1g.10gb
+        replicas: 4
+"
+        );
+        let mut mps = spec(MigStrategy::None, &["nvidia.com/gpu"], false);
+        if let Some(spec) = &mut mps.sharing {
+            spec.method = SharingMethod::Mps;
+            spec.mps_daemon = Some(MpsDaemon::Cluster);
+        }
+        assert_eq!(
+            mps.config(),
+            r"version: v1
+flags:
+  migStrategy: none
+  mpsRoot: /run/nvidia/mps
+sharing:
+  mps:
+    renameByDefault: false
+    failRequestsGreaterThanOne: true
+    resources:
+      - name: nvidia.com/gpu
         replicas: 4
 "
         );

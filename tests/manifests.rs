@@ -202,7 +202,7 @@ fn is_complete(documents: &[(String, Value)], existing: &[(&str, &str)]) {
         let volumes: Vec<&Value> = array(&pod["volumes"])
             .map(|volume| &volume["name"])
             .collect();
-        for container in array(&pod["containers"]) {
+        for container in array(&pod["containers"]).chain(array(&pod["initContainers"])) {
             for mount in array(&container["volumeMounts"]) {
                 assert!(volumes.contains(&&mount["name"]), "{path}: {mount}");
             }
@@ -293,6 +293,67 @@ fn manifests_are_complete_and_follow_the_settings() {
     );
     let test = &find(&documents, "Pod", "gpu-test")["spec"]["containers"][0]["resources"]["limits"];
     assert_eq!(*test, json!({"nvidia.com/gpu.shared": 1}));
+}
+
+/// With MPS, the daemon and the device plugin read the same configuration, and have the same directories.
+#[test]
+fn mps_has_a_control_daemon() {
+    let settings = KUBEADM
+        .replace("time-slicing", "mps")
+        .replace("rename = true", "");
+    let written = Written::with(&settings);
+    let documents = written.documents();
+    is_complete(&documents, &BUILT_IN);
+    let config = &find(&documents, "ConfigMap", "nvidia-device-plugin")["data"]["config.yaml"];
+    let parsed: Value = serde_saphyr::from_str(config.as_str().expect("text")).expect("YAML");
+    assert_eq!(
+        parsed,
+        json!({
+            "version": "v1",
+            "flags": {"migStrategy": "none", "mpsRoot": "/run/nvidia/mps"},
+            "sharing": {"mps": {
+                "renameByDefault": false,
+                "failRequestsGreaterThanOne": true,
+                "resources": [{"name": "nvidia.com/gpu", "replicas": 4}],
+            }},
+        })
+    );
+    let template = |name| &find(&documents, "DaemonSet", name)["spec"]["template"];
+    let plugin = template("nvidia-device-plugin");
+    let daemon = template("nvidia-mps-control-daemon");
+    let digest = |template: &Value| template["metadata"]["annotations"]["checksum/config"].clone();
+    assert_eq!(digest(plugin), digest(daemon));
+    assert_eq!(
+        daemon["spec"]["nodeSelector"],
+        json!({"nvidia.com/gpu.present": "true", "nvidia.com/mps.capable": "true"})
+    );
+    for name in ["mps-root", "mps-shm"] {
+        let volume = |template: &Value| {
+            array(&template["spec"]["volumes"])
+                .find(|volume| volume["name"] == name)
+                .cloned()
+        };
+        let path = |template: &Value| {
+            array(&template["spec"]["containers"][0]["volumeMounts"])
+                .find(|mount| mount["name"] == name)
+                .map(|mount| mount["mountPath"].clone())
+        };
+        assert!(volume(daemon).is_some(), "{name}");
+        assert_eq!(volume(plugin), volume(daemon));
+        assert!(path(daemon).is_some(), "{name}");
+        assert_eq!(path(plugin), path(daemon));
+    }
+    let quota = &find(&documents, "ResourceQuota", "gpus")["spec"]["hard"];
+    assert_eq!(*quota, json!({"requests.nvidia.com/gpu": "32"}));
+
+    // Without MPS, there is no daemon. Without a cluster, it runs on the host, where no device plugin finds it.
+    let others = Written::with(KUBEADM).texts();
+    assert!(!others.contains_key("35-mps-control-daemon.yaml"));
+    let refused = Written::new();
+    let output = refused.write("sharing = { method = \"mps\", replicas = 4 }\n");
+    assert_eq!(output.status.code(), Some(3));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("cluster.join"), "{said}");
 }
 
 #[test]

@@ -29,6 +29,9 @@ const TEMPLATES: &str = "manifests";
 /// The template of the RuntimeClass.
 const RUNTIME_CLASS: &str = "20-runtime-class.yaml";
 
+/// The template of the MPS control daemon.
+const MPS: &str = "35-mps-control-daemon.yaml";
+
 /// The path of the pod that tests the device plugin.
 const TEST_POD: &str = "test/gpu-pod.yaml";
 
@@ -43,6 +46,17 @@ pub(super) async fn run(
         Some(system) => imagined(host, env, console, args, system)?,
         None => this_machine(host, env, console, args).await?,
     };
+    if node.plugin.has_mps_on_host() {
+        return Err(Failure::new(
+            Exit::Config,
+            "mps-on-host",
+            "write the manifests: without `cluster.join`, the MPS control daemon runs on the machine, and no device plugin uses it",
+            Some(
+                "set `cluster.join`, for example `cluster.join = \"managed\"` if another program joins the machine; or set \
+                 `sharing.method = \"time-slicing\"`",
+            ),
+        ));
+    }
     if node.offers.is_empty() {
         return Err(Failure::new(
             Exit::Blocked,
@@ -166,7 +180,11 @@ fn documents(node: &Node, out: &Utf8Path) -> Result<Vec<(Utf8PathBuf, String)>, 
     let values = node.values()?;
     let mut files = Vec::new();
     for (name, template) in directory(TEMPLATES)? {
-        let is_wanted = name != RUNTIME_CLASS || node.runtime_class == RuntimeClass::Created;
+        let is_wanted = match name {
+            RUNTIME_CLASS => node.runtime_class == RuntimeClass::Created,
+            MPS => node.plugin.mps().is_some(),
+            _ => true,
+        };
         if name.ends_with(".yaml") && is_wanted {
             let text = render(template, &values).map_err(|why| format!("{name}: {why}"))?;
             files.push((out.join(name), marked(&text)));

@@ -23,7 +23,7 @@ pub use crate::{
     joins::{ClusterSpec, Discovery, JoinKind, JoinMethod, NodeSpec},
     model::packages::{PackageSpec, Pin, Repository},
     runtimes::{Daemon, RuntimeKind},
-    sharing::{DevicePluginSpec, SharingSpec},
+    sharing::{DevicePluginSpec, MpsDaemon, SharingMethod, SharingSpec},
     tools::packages::Manager,
 };
 

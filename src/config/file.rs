@@ -398,14 +398,17 @@ settings! {
 }
 
 settings! {
-    /// Sharing of GPUs between pods by the NVIDIA device plugin.
+    /// Sharing of GPUs between pods by the NVIDIA device plugin, or between programs by CUDA MPS.
     SharingConfig {
         /// `"time-slicing"`: the device plugin offers each shared device to several pods, which take turns on it, without
-        /// isolation and without limits for memory. `install` writes the configuration of the plugin to
+        /// isolation and without limits for memory. `"mps"`: programs use each GPU at the same time, each with an equal part of
+        /// its memory and threads. With `cluster.join`, the device plugin runs the MPS control daemon in the cluster. Without
+        /// it, `install` runs the daemon on this machine, for programs and containers that set `CUDA_MPS_PIPE_DIRECTORY`. Not
+        /// together with MIG. For both methods, `install` writes the configuration of the plugin to
         /// `/etc/nvidia-device-plugin/gpu-bootstrap.yaml`, and `manifests` to a ConfigMap. `"none"`: each device is offered
-        /// to one pod. MPS is not supported.
+        /// to one pod.
         pub method: Option<SharingMethod> => r#"`"none"`"#,
-        /// How often each shared device is offered, at least 2.
+        /// How often each shared device is offered, at least 2. With MPS at most 48, and the GPU is divided by this number.
         pub replicas: Option<u32>,
         /// The resources of the device plugin whose devices are shared. MIG devices such as `"nvidia.com/mig-1g.10gb"` are
         /// separate resources only with `cluster.mig-strategy = "mixed"`; with `"single"`, they are `"nvidia.com/gpu"`.

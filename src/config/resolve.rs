@@ -136,7 +136,10 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     }
     .resolve();
     let cluster = or_noted(cluster, wrong);
-    let device_plugin = or_noted(sharing::device_plugin(&config, inputs.layers), wrong);
+    let device_plugin = or_noted(
+        sharing::device_plugin(&config, inputs.layers, inputs.is_node),
+        wrong,
+    );
     let gpus = or_noted(gpus, wrong);
     let known = gpus.clone().flatten().unwrap_or_default();
     let driver_for = |gpus| DriverInputs {

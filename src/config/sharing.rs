@@ -1,7 +1,8 @@
 //! Resolves `[sharing]`, and validates its settings together with the MIG strategy: a device plugin with an invalid configuration
 //! only crashes repeatedly.
 //!
-//! Source of the rules: NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc), `api/config/v1` and `internal/rm/device_map.go`.
+//! Source of the rules: NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc), `api/config/v1` and `internal/rm/device_map.go`. Those
+//! of MPS: `validateFlags` in `cmd/nvidia-device-plugin/main.go`, and README.md, "With CUDA MPS".
 
 use super::{
     error::ResolveError,
@@ -9,25 +10,32 @@ use super::{
     sources::SettingSources,
 };
 use crate::{
+    joins::JoinKind,
     mig::{self, MigStrategy},
-    sharing::{DevicePluginSpec, LONGEST_NAME, SharingMethod, SharingSpec},
-    tools::kubernetes::kubectl::{GPUS, MIG_DEVICES},
+    sharing::{DevicePluginSpec, LONGEST_NAME, MpsDaemon, SharingMethod, SharingSpec},
+    tools::{
+        kubernetes::kubectl::{GPUS, MIG_DEVICES},
+        mps,
+    },
 };
 
 /// The smallest number of replicas.
 const FEWEST: u32 = 2;
 
-/// Resolves the configuration of the device plugin.
+/// Resolves the configuration of the device plugin. `is_node` is true if the machine is already a node of a cluster.
 ///
 /// # Errors
 /// All missing or contradictory settings.
 pub(super) fn device_plugin(
     config: &Config,
     layers: &SettingSources,
+    is_node: bool,
 ) -> Result<DevicePluginSpec, ResolveError> {
     let mig_strategy = config.cluster.mig_strategy.unwrap_or_default();
     let mut wrong = Vec::new();
-    let sharing = spec(&config.sharing, mig_strategy, &mut wrong);
+    let join = config.cluster.join.unwrap_or_default();
+    let node = Node { join, is_node };
+    let sharing = spec(&config.sharing, mig_strategy, node, &mut wrong);
     if wrong.is_empty() {
         return Ok(DevicePluginSpec {
             mig_strategy,
@@ -43,29 +51,36 @@ pub(super) fn device_plugin(
 /// Key, reason and remedy.
 type Wrong = (&'static str, String, String);
 
+/// Whether the machine is, or will be, a node of a cluster.
+#[derive(Debug, Clone, Copy, Default)]
+struct Node {
+    join: JoinKind,
+    /// The machine is already a node.
+    is_node: bool,
+}
+
 /// Returns how devices are shared. Records all errors. `None` without a sharing method.
 fn spec(
     config: &SharingConfig,
     mig_strategy: MigStrategy,
+    node: Node,
     wrong: &mut Vec<Wrong>,
 ) -> Option<SharingSpec> {
-    match config.method.unwrap_or_default() {
+    let method = config.method.unwrap_or_default();
+    let mps_daemon = match method {
         SharingMethod::None => return None,
-        SharingMethod::TimeSlicing => {}
-        SharingMethod::Mps => {
-            wrong.push((
-                "sharing.method",
-                "MPS is not supported: gpu-bootstrap does not run its control daemon".to_owned(),
-                "use `\"time-slicing\"`. For MPS, set `\"none\"`, and install the Helm chart of the device plugin with \
-                 an MPS configuration"
-                    .to_owned(),
-            ));
-            return None;
-        }
-    }
+        SharingMethod::TimeSlicing => None,
+        SharingMethod::Mps => Some(mps_daemon(config, mig_strategy, node, wrong)),
+    };
     let replicas = replicas(config, wrong);
-    let resources = resources(config, mig_strategy, wrong);
+    let resources = match method {
+        // Other resources are rejected above.
+        SharingMethod::Mps => vec![GPUS.to_owned()],
+        SharingMethod::TimeSlicing | SharingMethod::None => resources(config, mig_strategy, wrong),
+    };
     let spec = SharingSpec {
+        method,
+        mps_daemon,
         replicas: replicas?,
         resources,
         rename: config.rename.unwrap_or(false),
@@ -84,11 +99,64 @@ fn spec(
     Some(spec)
 }
 
+/// Returns where the control daemon of MPS runs, and records the combinations that MPS does not support.
+fn mps_daemon(
+    config: &SharingConfig,
+    mig_strategy: MigStrategy,
+    node: Node,
+    wrong: &mut Vec<Wrong>,
+) -> MpsDaemon {
+    if mig_strategy != MigStrategy::None {
+        let strategy = mig::name(mig_strategy).unwrap_or("none");
+        wrong.push((
+            "sharing.method",
+            format!(
+                "the device plugin does not support MPS on MIG devices, which \
+                 `cluster.mig-strategy = \"{strategy}\"` offers"
+            ),
+            "remove `cluster.mig-strategy`, or set `sharing.method = \"time-slicing\"`".to_owned(),
+        ));
+    }
+    let is_gpu = |name: &str| name == GPUS;
+    let only_gpus = (config.resources.iter().flatten()).all(|name| is_gpu(&name.to_string()));
+    if config.resources.as_ref().is_some_and(Vec::is_empty) || !only_gpus {
+        wrong.push((
+            "sharing.resources",
+            format!("MPS only shares `{GPUS}`"),
+            "remove the key".to_owned(),
+        ));
+    }
+    if let Some(replicas) = config.replicas.filter(|all| *all > mps::MOST_CLIENTS) {
+        wrong.push((
+            "sharing.replicas",
+            format!(
+                "MPS supports {} programs on a GPU, fewer than {replicas}",
+                mps::MOST_CLIENTS
+            ),
+            format!("set at most {}", mps::MOST_CLIENTS),
+        ));
+    }
+    match (node.join, node.is_node) {
+        (JoinKind::None, false) => MpsDaemon::Host,
+        (JoinKind::None, true) => {
+            wrong.push((
+                "sharing.method",
+                "this machine is a node of a cluster, in which the MPS control daemon of the device plugin serves the \
+                 GPUs: a second daemon on the host is not possible"
+                    .to_owned(),
+                "set `cluster.join = \"managed\"`, so that the settings are for the device plugin".to_owned(),
+            ));
+            MpsDaemon::Cluster
+        }
+        (_, _) => MpsDaemon::Cluster,
+    }
+}
+
 fn replicas(config: &SharingConfig, wrong: &mut Vec<Wrong>) -> Option<u32> {
     match config.replicas {
         None => wrong.push((
             "sharing.replicas",
-            "time-slicing needs the number of replicas of each device".to_owned(),
+            "sharing needs the number of replicas of each device".to_owned(),
             "set `sharing.replicas = 4`, for example".to_owned(),
         )),
         Some(..FEWEST) => wrong.push((
@@ -164,12 +232,20 @@ mod tests {
         }
     }
 
+    fn mps(replicas: u32, resources: &[&str]) -> SharingConfig {
+        SharingConfig {
+            method: Some(SharingMethod::Mps),
+            ..shared(replicas, resources)
+        }
+    }
+
     fn resolved(
         config: &SharingConfig,
         strategy: MigStrategy,
     ) -> (Option<SharingSpec>, Vec<Wrong>) {
         let mut wrong = Vec::new();
-        (spec(config, strategy, &mut wrong), wrong)
+        let found = spec(config, strategy, Node::default(), &mut wrong);
+        (found, wrong)
     }
 
     #[test]
@@ -188,9 +264,35 @@ mod tests {
             (
                 method(SharingMethod::Mps),
                 NoMig,
-                "sharing.method",
-                "MPS is not supported",
+                "sharing.replicas",
+                "needs the number of replicas",
             ),
+            (
+                mps(4, &[GPU]),
+                Single,
+                "sharing.method",
+                "does not support MPS on MIG devices, which `cluster.mig-strategy = \"single\"`",
+            ),
+            (
+                mps(4, &[GPU]),
+                Mixed,
+                "sharing.method",
+                "does not support MPS on MIG devices",
+            ),
+            (
+                mps(4, &[MIG]),
+                NoMig,
+                "sharing.resources",
+                "MPS only shares `nvidia.com/gpu`",
+            ),
+            (mps(4, &[]), NoMig, "sharing.resources", "MPS only shares"),
+            (
+                mps(49, &[GPU]),
+                NoMig,
+                "sharing.replicas",
+                "MPS supports 48 programs on a GPU, fewer than 49",
+            ),
+            (mps(1, &[GPU]), NoMig, "sharing.replicas", "fewer than 2"),
             (
                 method(SharingMethod::TimeSlicing),
                 NoMig,
@@ -239,6 +341,36 @@ mod tests {
     }
 
     #[test]
+    fn mps_daemon_runs_on_the_host_or_in_the_cluster() {
+        use JoinKind::{Kubeadm, Managed, None as Alone};
+        for (join, is_node, expected) in rows! {
+            Alone, false, Some(MpsDaemon::Host);
+            Kubeadm, false, Some(MpsDaemon::Cluster);
+            Managed, true, Some(MpsDaemon::Cluster);
+            // The pod of the device plugin serves the GPUs of this node.
+            Alone, true, None;
+        } {
+            let mut wrong = Vec::new();
+            let node = Node { join, is_node };
+            let found = spec(&mps(48, &[GPU]), MigStrategy::None, node, &mut wrong);
+            match expected {
+                Some(daemon) => {
+                    assert!(wrong.is_empty(), "{wrong:?}");
+                    assert_eq!(found.and_then(|spec| spec.mps_daemon), Some(daemon));
+                }
+                None => {
+                    let [(key, why, hint)] = &wrong[..] else {
+                        panic!("{wrong:?}");
+                    };
+                    assert_eq!(*key, "sharing.method");
+                    assert!(why.contains("a second daemon"), "{why}");
+                    assert!(hint.contains("`cluster.join = \"managed\"`"), "{hint}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn time_slicing_has_safe_defaults() {
         let config = SharingConfig {
             resources: None,
@@ -247,6 +379,8 @@ mod tests {
         let (found, wrong) = resolved(&config, MigStrategy::None);
         assert!(wrong.is_empty(), "{wrong:?}");
         let expected = SharingSpec {
+            method: SharingMethod::TimeSlicing,
+            mps_daemon: None,
             replicas: 4,
             resources: vec![GPU.to_owned()],
             rename: false,

@@ -79,6 +79,9 @@ pub struct NvmlDevice {
     /// The compute capability, such as `9.0`.
     pub compute_capability: Option<String>,
     pub persistence: Option<bool>,
+    /// How many processes may use the GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_mode: Option<ComputeMode>,
     /// Whether MIG is enabled.
     pub mig: Option<bool>,
     /// The MIG devices. Empty unless MIG is enabled.
@@ -100,6 +103,20 @@ impl NvmlDevice {
         let fabric = self.fabric.as_ref().filter(|fabric| fabric.has_joined())?;
         Some((fabric.cluster.as_deref()?, fabric.clique))
     }
+}
+
+/// `nvmlComputeMode_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ComputeMode {
+    /// Several processes.
+    Default,
+    /// One thread. Drivers no longer support it.
+    ExclusiveThread,
+    /// No process.
+    Prohibited,
+    /// One process. With MPS, this is the MPS server, which several programs use.
+    ExclusiveProcess,
 }
 
 /// The fabric registration of a GPU.

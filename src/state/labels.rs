@@ -13,7 +13,8 @@
 //! - **GPUs of several models**: the GFD labels describe one model, which varies between runs. Here it is the first model in
 //!   the NVML order.
 //! - **Sharing** (`replicas` above 1, the product suffix `-SHARED`, `sharing-strategy`) follows the settings of this machine,
-//!   which the device plugin of the cluster must match. MPS is not supported, so `mps.capable` is always `false`.
+//!   which the device plugin of the cluster must match. With MPS and a GPU in MIG mode, GFD sets no labels; here, `mps.capable`
+//!   is `false`, so that the MPS control daemon is not started.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -23,7 +24,7 @@ use crate::{
     host::{Nvml, NvmlDevice, NvmlView},
     mig::{self, Candidate},
     model::kubernetes::check_value,
-    sharing::{DevicePluginSpec, SharingSpec},
+    sharing::{DevicePluginSpec, MpsDaemon, SharingMethod, SharingSpec},
     tools::packages::HEADER,
 };
 
@@ -73,7 +74,7 @@ pub fn of(facts: &Facts, nvml: &Nvml, plugin: &DevicePluginSpec) -> Result<GpuLa
             answering(&view.devices)?;
             put(&mut all, "nvidia.com/gpu.machine", machine(facts));
             versions(&mut all, view)?;
-            capabilities(&mut all, &view.devices);
+            capabilities(&mut all, &view.devices, plugin);
             whole_gpus(&mut all, &view.devices, plugin)?;
             let strategy = plugin.mig_strategy;
             if let Some(name) = mig::name(strategy) {
@@ -213,9 +214,15 @@ fn versions(labels: &mut BTreeMap<String, String>, view: &NvmlView) -> Result<()
 }
 
 /// nvml.go, `newMigCapabilityLabeler` and `newSharingLabeler`. A GPU only has a MIG mode if it supports MIG.
-fn capabilities(labels: &mut BTreeMap<String, String>, devices: &[NvmlDevice]) {
+fn capabilities(
+    labels: &mut BTreeMap<String, String>,
+    devices: &[NvmlDevice],
+    plugin: &DevicePluginSpec,
+) {
     put(labels, mig::CAPABLE, devices.iter().any(mig::is_capable));
-    put(labels, "nvidia.com/mps.capable", false);
+    let in_cluster = matches!(plugin.mps(), Some((_, MpsDaemon::Cluster)));
+    let has_mps = in_cluster && !devices.iter().any(mig::is_split);
+    put(labels, "nvidia.com/mps.capable", has_mps);
 }
 
 fn name(gpu: &NvmlDevice) -> Result<&str, NoLabels> {
@@ -295,8 +302,8 @@ fn base(
         product.push("SHARED".to_owned());
     }
     let strategy = match replicas.shared {
-        Some(_) => SharingSpec::STRATEGY,
-        None => "none",
+        Some(spec) => spec.method.name(),
+        None => SharingMethod::None.name(),
     };
     put(labels, &format!("{resource}.product"), product.join("-"));
     put(labels, &format!("{resource}.count"), count);

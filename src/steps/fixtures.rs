@@ -17,7 +17,7 @@ use crate::{
     },
     fabric::Companions,
     facts::{Cloud, Facts, GpuFact, Kernel, Os, SCHEMA, Scope, SecureBoot},
-    host::{FabricProgress, GpuFabric, Host, NvmlDevice, fake::FakeFiles},
+    host::{ComputeMode, FabricProgress, GpuFabric, Host, NvmlDevice, fake::FakeFiles},
     model::{
         gpu::{ArchitectureEvidence, Flavor, SupportedFlavors},
         id::StepId,
@@ -61,6 +61,7 @@ pub(crate) fn nvml_device(index: u32) -> NvmlDevice {
         memory_bytes: Some(80 << 30),
         compute_capability: Some("9.0".into()),
         persistence: Some(true),
+        compute_mode: Some(ComputeMode::Default),
         mig: Some(false),
         mig_devices: vec![],
         fabric: None,

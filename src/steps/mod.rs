@@ -25,6 +25,7 @@ mod kernels;
 mod lock;
 mod messages;
 mod module;
+mod mps;
 mod nodes;
 mod options;
 mod packages;
@@ -112,6 +113,9 @@ pub const CLUSTER_JOIN: StepId = StepId::new("cluster.join");
 /// The node is Ready, has its labels, and its startup taints are removed.
 pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
 
+/// The control daemon of MPS, so that programs use a GPU at the same time.
+pub const MPS_DAEMON: StepId = StepId::new("mps.daemon");
+
 /// A timer that writes `check` results for other programs.
 pub const CHECK_TIMER: StepId = StepId::new("check.timer");
 
@@ -185,6 +189,7 @@ pub fn all() -> Vec<Step> {
         cdi::step(),
         container::step(),
         compute::step(),
+        mps::step(),
         cluster::host::step(),
         cluster::device_plugin::step(),
         cluster::join::step(),

@@ -383,6 +383,7 @@ mod tests {
             memory_bytes: None,
             compute_capability: None,
             persistence: None,
+            compute_mode: None,
             mig: Some(false),
             mig_devices: Vec::new(),
             fabric: None,

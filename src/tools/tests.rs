@@ -10,6 +10,7 @@ use super::{
     initramfs::{Generator, dracut::Dracut, update_initramfs::UpdateInitramfs},
     kernel_log, kmod,
     kubernetes::kubectl::PROGRAMS,
+    mps,
     packages::{Manager, Mark, Removals, Settings, TransactionRequest, dnf},
     prebuilt, selinux, sysctl, systemctl, tar,
 };
@@ -134,6 +135,9 @@ fn commands(value: &str) -> Vec<Cmd> {
         kernel_log::journal(),
         kernel_log::ring(),
         kmod::field("version", value),
+        mps::percentage(),
+        mps::servers(),
+        mps::clients(1),
         podman::has_image(value),
         systemctl::show(value),
         systemctl::is_enabled(value),

@@ -91,7 +91,7 @@ fn wrong_configuration() {
         "cluster.join = \"managed\"\ncluster.kubeconfig-file = \"/k\"\ncluster.startup-taints = [\"readiness.k8s.io/gpu:NoSchedule\"]\n",
         "cluster.join = \"eks\"\ncluster.labels = [\"node-role.kubernetes.io/gpu=x\"]\n",
         "cluster.join = \"eks\"\nruntime.use = []\ncluster.timeout = 60\n",
-        "sharing.method = \"mps\"\nsharing.replicas = 4\n",
+        "sharing.method = \"mps\"\nsharing.replicas = 64\ncluster.mig-strategy = \"mixed\"\n",
         "sharing.method = \"time-slicing\"\nsharing.replicas = 1\nsharing.resources = [\"nvidia.com/mig-1g.10gb\"]\n",
         "sharing.resources = [\"nvidia.com/hostdev\"]\n",
     ];

@@ -107,6 +107,7 @@ pub fn survey(files: &FakeFiles, state: &State) -> Nvml {
                 memory_bytes: Some(80 << 30),
                 compute_capability: None,
                 persistence: Some(crate::units::persistence(files)),
+                compute_mode: Some(crate::mps::compute_mode(files)),
                 mig: Some(false),
                 mig_devices: vec![],
                 fabric: crate::fabric::of_gpus(files, state),

@@ -24,7 +24,7 @@ use crate::{
     build::{Description, build},
     cluster, containers, dnf, dpkg,
     gpu::{MachineClock, MachineGpu, MachineHttp},
-    kernel, rpm,
+    kernel, mps, rpm,
     state::{Shared, State, arch, exists, list, lock, on, text},
     units,
 };
@@ -265,7 +265,7 @@ impl Machine {
 
     fn programs(&self) {
         type Program = fn(&Cmd, &FakeFiles, &mut State) -> Result<Output, ExecError>;
-        let programs: [(&str, Option<&str>, Program); 23] = rows! {
+        let programs: [(&str, Option<&str>, Program); 24] = rows! {
             "dpkg", None, |c, f, s| Ok(dpkg::dpkg(c, f, s));
             "apt-get", None, apt::apt_get;
             "apt-cache", None, |c, f,
@@ -295,6 +295,7 @@ impl Machine {
             "crio", Some("/usr/bin/crio"), |c, f, _| { Ok(containers::crio(c, f)) };
             "nvidia-ctk", Some("/usr/bin/nvidia-ctk"), |c, f,
                 s| { Ok(containers::nvidia_ctk(c, f, s)) };
+            mps::PROGRAM, Some(mps::PROGRAM), |c, f, _| Ok(mps::control(c, f));
             "kubeadm", Some("/usr/bin/kubeadm"), |c, f, s| { Ok(cluster::kubeadm(c, f, s)) };
             "/usr/bin/kubectl", Some("/usr/bin/kubectl"), |c, f,
                 s| { Ok(cluster::kubectl(c, f, s)) };
@@ -354,8 +355,16 @@ pub fn changes(cmd: &Cmd) -> bool {
         "dkms" => cmd.args.first().is_some_and(|verb| verb != "status"),
         "dpkg" => cmd.args.iter().any(|arg| arg == "--configure"),
         "ctr" => !cmd.args.iter().any(|arg| arg == "list" || arg == "version"),
-        "apt-cache" | "journalctl" | "modinfo" | "lsinitramfs" | "lsinitrd" | "dmesg"
-        | "containerd" | "dockerd" | "crio" => false,
+        "apt-cache"
+        | "journalctl"
+        | "modinfo"
+        | "lsinitramfs"
+        | "lsinitrd"
+        | "dmesg"
+        | "containerd"
+        | "dockerd"
+        | "crio"
+        | mps::PROGRAM => false,
         _ => true,
     }
 }

@@ -111,6 +111,8 @@ crate::scenarios::scenarios! {
     missing_gpu_blames_no_driver: "missing-gpu-blames-no-driver"
     mixed_gpus: "mixed-gpus"
     module_denied: "module-denied"
+    mps: "mps"
+    mps_killed: "mps-killed"
     module_rejected: "module-rejected"
     named_file_of_others: "named-file-of-others"
     network_late: "network-late"

@@ -108,6 +108,7 @@ pub fn start(files: &FakeFiles, state: &State, unit: &str) -> Result<(), String>
             "gpu-bootstrap-cdi.service" => Ok(containers::describe_again(files, state)),
             "gpu-bootstrap-devices.service" => Ok(containers::link_nodes(files)),
             FABRIC_MANAGER => crate::fabric::start(files),
+            crate::mps::UNIT => crate::mps::start(files, &text),
             "nvidia-persistenced.service" if !exists(files, "/dev/nvidiactl") => {
                 Err("Failed to query NVIDIA devices.".to_owned())
             }
@@ -142,6 +143,9 @@ pub fn stop(files: &FakeFiles, unit: &str) {
     files.take(&format!("{RUNNING}/{unit}"));
     if unit == "gpu-bootstrap-devices.service" {
         containers::unlink_nodes(files);
+    }
+    if unit == crate::mps::UNIT {
+        crate::mps::stop(files);
     }
 }
 

@@ -133,6 +133,7 @@ impl Node {
                 memory_bytes: Some(gpu.memory_mib << 20),
                 compute_capability: Some(gpu.compute_capability.clone()),
                 persistence: Some(true),
+                compute_mode: None,
                 mig: Some(gpu.mig.enabled),
                 mig_devices: (parts.filter(|_| gpu.mig.enabled))
                     .map(|(index, part)| MigDevice {

@@ -18,6 +18,17 @@ pub(super) const PRODUCT: &str = "nvidia.com/gpu.product";
 /// The label that gpu-bootstrap sets on nodes with GPUs.
 const PRESENT: &str = "nvidia.com/gpu.present";
 
+/// The label that gpu-bootstrap sets on nodes whose GPUs are shared by MPS.
+const MPS_CAPABLE: &str = "nvidia.com/mps.capable";
+
+/// The directories of MPS in the device plugin, which queries the control daemon.
+const MPS_MOUNTS: &str =
+    "- {name: mps-shm, mountPath: /dev/shm}\n- {name: mps-root, mountPath: /mps}";
+
+/// The volumes of [`MPS_MOUNTS`]. `35-mps-control-daemon.yaml` has the same ones.
+const MPS_VOLUMES: &str = "- name: mps-root\n  hostPath: {path: /run/nvidia/mps, type: DirectoryOrCreate}\n- name: mps-shm\n  \
+                           hostPath: {path: /run/nvidia/mps/shm}";
+
 /// The values of all placeholders, without `@`.
 type Values = BTreeMap<String, String>;
 
@@ -102,6 +113,10 @@ impl Node {
         }
         let config = self.plugin.config();
         let has_mig = self.plugin.mig_strategy != MigStrategy::None;
+        let of_mps = |text: &str| match self.plugin.mps() {
+            Some(_) => text.to_owned(),
+            None => String::new(),
+        };
         let lines = |line: &dyn Fn(&str, usize) -> String| {
             let lines: Vec<String> = (self.offers.iter())
                 .map(|(name, count)| line(name, *count))
@@ -123,6 +138,9 @@ impl Node {
                     false => String::new(),
                 },
             ),
+            ("MPS-MOUNTS", of_mps(MPS_MOUNTS)),
+            ("MPS-VOLUMES", of_mps(MPS_VOLUMES)),
+            ("MPS-NODE-SELECTOR", self.mps_labels()),
             (
                 "DCGM-SHARING",
                 match &self.plugin.sharing {
@@ -174,6 +192,15 @@ impl Node {
             ));
         }
         lines.join("\n")
+    }
+
+    /// Returns the node selector of the MPS control daemon, as in the Helm chart.
+    fn mps_labels(&self) -> String {
+        let labels = self.labels("nodeSelector", None);
+        match labels.is_empty() {
+            true => labels,
+            false => format!("{labels}\n  {MPS_CAPABLE}: \"true\""),
+        }
     }
 
     /// Returns a map with the labels that gpu-bootstrap sets on the node. Empty if it sets none.

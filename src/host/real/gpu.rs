@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use nvml_wrapper::enum_wrappers::device::ComputeMode as NvmlComputeMode;
 use nvml_wrapper::error::{NvmlError, nvml_try};
 use nvml_wrapper::{Device, Nvml as Library};
 use nvml_wrapper_sys::bindings::{
@@ -22,8 +23,8 @@ use super::{
 };
 use crate::host::exec::tail;
 use crate::host::{
-    CudaView, Exec, ExecError, FabricHealth, FabricProgress, Gpu, GpuFabric, GpuHealth, Nvml,
-    NvmlDevice, NvmlView,
+    ComputeMode, CudaView, Exec, ExecError, FabricHealth, FabricProgress, Gpu, GpuFabric,
+    GpuHealth, Nvml, NvmlDevice, NvmlView,
 };
 use crate::model::pci::PciId;
 
@@ -195,6 +196,7 @@ fn device(nvml: &Library, index: u32) -> NvmlDevice {
         memory_bytes: None,
         compute_capability: None,
         persistence: None,
+        compute_mode: None,
         mig: None,
         mig_devices: Vec::new(),
         fabric: None,
@@ -230,6 +232,7 @@ fn fill(about: &mut NvmlDevice, nvml: &Library, device: &Device<'_>) -> Result<(
     about.compute_capability = optional(device.cuda_compute_capability())?
         .map(|capability| format!("{}.{}", capability.major, capability.minor));
     about.persistence = optional(device.is_in_persistent_mode())?;
+    about.compute_mode = optional(device.compute_mode())?.map(compute_mode);
     about.mig = optional(device.mig_mode())?.map(|mode| mode.current != 0);
     if about.mig == Some(true) {
         about.mig_devices = mig::devices(nvml, device, about.memory_bytes)?;
@@ -239,6 +242,15 @@ fn fill(about: &mut NvmlDevice, nvml: &Library, device: &Device<'_>) -> Result<(
     let uses_nvlink = about.mig != Some(true);
     let into = about.health.insert(GpuHealth::default());
     health(nvml, device, uses_nvlink, into)
+}
+
+fn compute_mode(mode: NvmlComputeMode) -> ComputeMode {
+    match mode {
+        NvmlComputeMode::Default => ComputeMode::Default,
+        NvmlComputeMode::ExclusiveThread => ComputeMode::ExclusiveThread,
+        NvmlComputeMode::Prohibited => ComputeMode::Prohibited,
+        NvmlComputeMode::ExclusiveProcess => ComputeMode::ExclusiveProcess,
+    }
 }
 
 /// Returns the fabric registration of the GPU, or `None` if it has no fabric. `nvml-wrapper` has no

@@ -102,6 +102,8 @@ fn shared_resources_have_replicas_strategy_and_suffix() {
     let plugin = |mig_strategy, resource: &str, rename| DevicePluginSpec {
         mig_strategy,
         sharing: Some(SharingSpec {
+            method: SharingMethod::TimeSlicing,
+            mps_daemon: None,
             replicas: 4,
             resources: vec![resource.to_owned()],
             rename,
@@ -177,6 +179,38 @@ fn shared_resources_have_replicas_strategy_and_suffix() {
         let found = of_gpu(devices, &plugin, resource);
         let found = found.each_ref().map(String::as_str);
         assert_eq!(found, [product.as_str(), replicas, strategy], "{plugin:?}");
+    }
+}
+
+/// The rules of nvml.go: `newSharingLabeler` and `isMPSCapable`.
+#[test]
+fn only_nodes_with_mps_and_without_mig_are_capable() {
+    let plugin = |method, mps_daemon| DevicePluginSpec {
+        mig_strategy: MigStrategy::None,
+        sharing: Some(SharingSpec {
+            method,
+            mps_daemon,
+            replicas: 4,
+            resources: vec![GPU.to_owned()],
+            rename: false,
+            fail_requests_greater_than_one: true,
+        }),
+    };
+    let mps = plugin(SharingMethod::Mps, Some(MpsDaemon::Cluster));
+    let sliced = plugin(SharingMethod::TimeSlicing, None);
+    let split = NvmlDevice {
+        mig: Some(true),
+        ..nvml_device(1)
+    };
+    for (devices, plugin, strategy, capable) in rows! {
+        vec![nvml_device(0)], &mps, "mps", "true";
+        vec![nvml_device(0), split], &mps, "mps", "false";
+        vec![nvml_device(0)], &sliced, "time-slicing", "false";
+    } {
+        let found = of(&facts(), &ready(devices), plugin).expect("labels");
+        assert_eq!(found.labels["nvidia.com/gpu.sharing-strategy"], strategy);
+        assert_eq!(found.labels["nvidia.com/mps.capable"], capable);
+        assert_eq!(found.labels["nvidia.com/gpu.replicas"], "4");
     }
 }
 

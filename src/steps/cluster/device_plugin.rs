@@ -17,7 +17,10 @@ use crate::{
 pub(in crate::steps) fn step() -> Step {
     Step::new(DEVICE_PLUGIN, |cx| Box::pin(assess(cx)))
         .after([PREFLIGHT])
-        .wants(|_, desired| desired.device_plugin.sharing.is_some())
+        .wants(|_, desired| {
+            let plugin = &desired.device_plugin;
+            plugin.sharing.is_some() && !plugin.has_mps_on_host()
+        })
 }
 
 #[derive(Debug, Clone, Default)]
@@ -35,6 +38,11 @@ fn detect(cx: &Cx<'_>) -> Result<DevicePluginState, StepError> {
 fn not_required(desired: &Desired) -> Option<Assessment> {
     if desired.driver.is_none() {
         return Some(messages::no_driver());
+    }
+    if desired.device_plugin.has_mps_on_host() {
+        return Some(Assessment::not_applicable(
+            "the machine joins no cluster (`cluster.join`), so its MPS control daemon shares the GPUs, not a device plugin",
+        ));
     }
     (desired.device_plugin.sharing.is_none())
         .then(|| Assessment::not_applicable("GPUs are not shared (`sharing.method` is `none`)"))
@@ -68,7 +76,7 @@ mod tests {
     use super::{DevicePluginState, decide, step};
     use crate::{
         change::Change,
-        config::desired::{Desired, DevicePluginSpec, SharingSpec},
+        config::desired::{Desired, DevicePluginSpec, MpsDaemon, SharingMethod, SharingSpec},
         steps::fixtures::desired,
     };
 
@@ -76,6 +84,8 @@ mod tests {
         Desired {
             device_plugin: DevicePluginSpec {
                 sharing: Some(SharingSpec {
+                    method: SharingMethod::TimeSlicing,
+                    mps_daemon: None,
                     replicas,
                     resources: vec!["nvidia.com/gpu".to_owned()],
                     rename: false,
@@ -102,6 +112,24 @@ mod tests {
         decide(&state, &desired()).expect_not_applicable();
         assert!((step().wants)(change, &shared(2)));
         assert!(!(step().wants)(change, &desired()));
+        // The device plugin of the cluster has the daemon of MPS, and the host has no plugin.
+        for (daemon, is_written) in [(MpsDaemon::Cluster, true), (MpsDaemon::Host, false)] {
+            let mut want = shared(4);
+            if let Some(spec) = &mut want.device_plugin.sharing {
+                spec.method = SharingMethod::Mps;
+                spec.mps_daemon = Some(daemon);
+            }
+            let assessment = decide(&DevicePluginState::default(), &want);
+            match is_written {
+                true => assert_eq!(assessment.expect_needs().1.len(), 1),
+                false => assert!(
+                    assessment
+                        .expect_not_applicable()
+                        .contains("joins no cluster")
+                ),
+            }
+            assert_eq!((step().wants)(change, &want), is_written);
+        }
         let without_gpu = Desired {
             driver: None,
             ..shared(4)

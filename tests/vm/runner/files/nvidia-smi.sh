@@ -2,5 +2,7 @@
 # A fake of the test harness, because the real program uses private driver interfaces.
 case "${1:-}" in
 -L | --list-gpus) cat /usr/lib/testbed/gpus ;;
-*) echo "nvidia-smi: a fake of the test bed, which supports only -L" >&2; exit 1 ;;
+# Only printed: a case sets the mode in the inventory of the fake NVML library.
+--compute-mode=*) echo "compute mode ${1#*=}" ;;
+*) echo "nvidia-smi: a fake of the test bed, which supports only -L and --compute-mode" >&2; exit 1 ;;
 esac
