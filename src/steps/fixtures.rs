@@ -63,6 +63,7 @@ pub(crate) fn nvml_device(index: u32) -> NvmlDevice {
         persistence: Some(true),
         mig: Some(false),
         mig_devices: vec![],
+        mig_support: None,
         fabric: None,
         health: None,
         error: None,

@@ -17,6 +17,7 @@ pub mod kubernetes;
 pub mod lspci;
 pub mod module_file;
 pub mod mounts;
+pub mod nvidia_smi;
 pub mod oci;
 pub mod openpgp;
 pub mod packages;

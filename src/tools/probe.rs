@@ -385,6 +385,7 @@ mod tests {
             persistence: None,
             mig: Some(false),
             mig_devices: Vec::new(),
+            mig_support: None,
             fabric: None,
             health: None,
             error: None,

@@ -142,6 +142,7 @@ impl Node {
                         share: None,
                     })
                     .collect(),
+                mig_support: None,
                 fabric: None,
                 health: None,
                 error: None,
