@@ -72,6 +72,8 @@ const NEEDS: &[(&str, &[&str])] = &[
         &["os.pkg.consistency", "driver.libraries"],
     ),
     ("driver.persistence", &["pci.driver-bound", "driver.module"]),
+    // A GPU without the configured layout may have no MIG devices.
+    ("driver.mig", &["drv.mig.layout", "pci.driver-bound", "driver.module"]),
     // A system upgrade can change packages because their holds are missing, which the step `packages.hold` reports.
     ("os.pkg.pins", &["packages.hold"]),
     ("repositories", &["os.pkg.sources"]),
@@ -133,6 +135,7 @@ const NEEDS: &[(&str, &[&str])] = &[
             "driver.libraries",
             "driver.fabric",
             "nvl",
+            "drv.mig.layout",
         ],
     ),
     (

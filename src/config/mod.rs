@@ -16,6 +16,7 @@ pub mod kernel;
 pub mod keys;
 pub mod load;
 pub mod location;
+mod mig;
 pub mod network;
 mod no_effect;
 pub mod profile;

@@ -17,6 +17,7 @@ use crate::{
         error::{Refusal, ResolveError, or_noted},
         file::Config,
         kernel::{KernelRow, template},
+        mig::mig,
         no_effect::{self, NoEffectInputs},
         profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
         repositories::{Needed, RepositoryInputs},
@@ -162,8 +163,9 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         (driver.as_ref().and_then(Option::as_ref)).map(|driver| (&driver.spec, known.as_slice())),
     );
     let validation = or_noted(validation, wrong);
-    let (Some(runtimes), Some(cluster), Some(driver), Some(validation), true) =
-        (runtimes, cluster, driver, validation, wrong.is_empty())
+    let mig = or_noted(mig(&config.mig, inputs.layers), wrong);
+    let (Some(runtimes), Some(cluster), Some(driver), Some(validation), Some(mig), true) =
+        (runtimes, cluster, driver, validation, mig, wrong.is_empty())
     else {
         return Err(ResolveError::all(std::mem::take(wrong)));
     };
@@ -271,6 +273,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
                 unit: profile.persistence.unit.clone(),
             }
         }),
+        mig: mig.filter(|_| has_driver),
         runtimes: runtimes
             .into_iter()
             .map(|row| RuntimeSpec {

@@ -23,6 +23,7 @@ mod kernel_refusal;
 mod kernel_release;
 mod kernels;
 mod messages;
+mod mig;
 mod module;
 mod nodes;
 mod options;
@@ -45,6 +46,7 @@ pub use autoload::PATH as AUTOLOAD_PATH;
 pub(crate) use check_timer::SERVICE as CHECK_SERVICE;
 pub use driver_packages::kept_branch;
 pub use kernels::resolve;
+pub use mig::UNIT as MIG_UNIT;
 pub use module::AFTER_MODULES;
 pub(crate) use program::{PACKAGED, USUAL, program_in};
 
@@ -81,6 +83,8 @@ pub const DRIVER_PERSISTENCE: StepId = StepId::new("driver.persistence");
 pub const DRIVER_FABRIC: StepId = StepId::new("driver.fabric");
 /// Device nodes and their symlinks.
 pub const DRIVER_NODES: StepId = StepId::new("driver.nodes");
+/// The MIG layout of the GPUs.
+pub const DRIVER_MIG: StepId = StepId::new("driver.mig");
 /// NVIDIA Container Toolkit.
 pub const TOOLKIT_PACKAGES: StepId = StepId::new("toolkit.packages");
 pub const PACKAGES_HOLD: StepId = StepId::new("packages.hold");
@@ -173,6 +177,7 @@ pub fn all() -> Vec<Step> {
     all.extend([
         image::step(),
         devices::step(),
+        mig::step(),
         cdi::step(),
         container::step(),
         compute::step(),
@@ -187,7 +192,7 @@ pub fn all() -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::{
-        CHECK_TIMER, CLUSTER_JOIN, CLUSTER_NODE, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_MODULE,
+        CHECK_TIMER, CLUSTER_JOIN, CLUSTER_NODE, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_MIG, DRIVER_MODULE,
         DRIVER_PACKAGES, HEADERS, KERNEL_DENY, KERNEL_RELEASE, PACKAGES_HOLD, PREFLIGHT,
         REPOSITORIES, SECURE_BOOT, TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER,
         VALIDATION_DEVICES, VALIDATION_IMAGE, all, config_step, package_step,
@@ -278,6 +283,7 @@ mod tests {
             (KERNEL_DENY, &[Lock::Modules]),
             (DRIVER_MODULE, &[Lock::Modules]),
             (DRIVER_FABRIC, &[Lock::Modules]),
+            (DRIVER_MIG, &[Lock::Modules]),
             (TOOLKIT_PACKAGES, &[Lock::Packages]),
             (CLUSTER_PACKAGES, &[Lock::Packages]),
             (PACKAGES_HOLD, &[Lock::Packages]),
