@@ -8,7 +8,7 @@ use crate::{
     model::{id::Id, text::counted},
     step::StepError,
     steps::MIG_UNIT,
-    tools::systemctl::UnitState,
+    tools::systemctl::{UnitState, own_file},
 };
 
 const LAYOUT: Id = Id::new("drv.mig.layout");
@@ -116,7 +116,7 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
     let cluster = subject.desired.and_then(|desired| desired.cluster.as_ref());
     let state = MigState {
         strategy: cluster.map_or(MigStrategy::None, |cluster| cluster.node.mig_strategy),
-        unit: match gpus.iter().any(mig::is_capable) {
+        unit: match subject.host.files().exists(&own_file(MIG_UNIT))? {
             true => subject.state.unit(MIG_UNIT).await?,
             false => None,
         },
