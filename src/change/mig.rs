@@ -86,6 +86,9 @@ impl Applier {
             return Ok(());
         };
         let gpus = changed(partition, &view)?;
+        for (gpu, wanted) in &gpus {
+            placed(gpu, wanted)?;
+        }
         let mut found = used_by(self, &gpus)?;
         found.retain(|client| {
             let unit = client.unit.as_ref();
@@ -140,7 +143,7 @@ impl Applier {
             };
             let now = current(gpu)?;
             let ours = undo.after.iter().find(|after| after.gpu == before.gpu);
-            if now == before.layout {
+            if now == before.layout && pending(gpu) == before.layout.enabled {
                 continue;
             }
             // A reboot destroys all instances, and an interrupted change has created none.
@@ -208,7 +211,9 @@ pub async fn partition(
     // Without waiting, because units may be ordered after the unit that runs this change at boot.
     for unit in &stopped {
         let what = format!("start `{unit}` again");
-        let started = hands.tool(&what, &systemctl::start_no_block(unit), sink).await;
+        let started = hands
+            .tool(&what, &systemctl::start_no_block(unit), sink)
+            .await;
         if let (Err(error), true) = (started, result.is_ok()) {
             result = Err(error);
         }
@@ -234,13 +239,20 @@ async fn change(
     sink: &dyn Sink,
 ) -> Result<Partitioned, ChangeError> {
     let gpus = changed(partition, view)?;
+    for (gpu, wanted) in &gpus {
+        placed(gpu, wanted)?;
+    }
     refuse(&used_by(hands, &gpus)?)?;
     for (gpu, wanted) in &gpus {
         if is_split(gpu) {
             destroy(hands, wanted.gpu, sink).await?;
         }
         if pending(gpu) != wanted.layout.enabled {
-            let mode = if wanted.layout.enabled { "enable" } else { "disable" };
+            let mode = if wanted.layout.enabled {
+                "enable"
+            } else {
+                "disable"
+            };
             let what = format!("{mode} MIG mode of GPU {}", wanted.gpu);
             let cmd = nvidia_smi::set_mig_mode(wanted.gpu, wanted.layout.enabled);
             hands.tool(&what, &cmd, sink).await.map_err(in_use)?;
@@ -300,28 +312,37 @@ async fn create(
     wanted: &GpuLayout,
     sink: &dyn Sink,
 ) -> Result<(), ChangeError> {
-    let what = format!("create MIG instances `{}` on GPU {}", wanted.layout, wanted.gpu);
-    let profiles = wanted.layout.profiles();
-    // Without positions from the driver, the driver chooses them. The largest instances are created first.
-    let reported = Geometry::of(None, gpu.mig_support.as_ref());
-    let instances: Vec<(Profile, Option<u32>)> = match reported {
-        None => profiles.iter().map(|profile| (*profile, None)).collect(),
-        Some(geometry) => {
-            let placed = geometry.place(profiles).map_err(|why| {
-                ChangeError::blocked("mig-layout", format!("{what}: {why}"))
-                    .advice(format!("use a layout that fits: {}", geometry.fitting()))
-            })?;
-            let start = |(profile, start)| (profile, Some(start));
-            placed.into_iter().map(start).collect()
-        }
-    };
-    let cmd = nvidia_smi::create_instances(wanted.gpu, &instances);
-    let created = hands.tool(&what, &cmd, sink).await;
-    if let Err(error) = created {
+    let cmd = nvidia_smi::create_instances(wanted.gpu, &placed(gpu, wanted)?);
+    if let Err(error) = hands.tool(&creation(wanted), &cmd, sink).await {
         destroy(hands, wanted.gpu, sink).await?;
         return Err(in_use(error));
     }
     Ok(())
+}
+
+fn creation(wanted: &GpuLayout) -> String {
+    format!(
+        "create MIG instances `{}` on GPU {}",
+        wanted.layout, wanted.gpu
+    )
+}
+
+/// Returns the instances with their positions. If the driver does not report positions, it chooses them, and the largest
+/// instances are created first.
+fn placed(
+    gpu: &NvmlDevice,
+    wanted: &GpuLayout,
+) -> Result<Vec<(Profile, Option<u32>)>, ChangeError> {
+    let profiles = wanted.layout.profiles();
+    let Some(geometry) = Geometry::of(None, gpu.mig_support.as_ref()) else {
+        return Ok(profiles.iter().map(|profile| (*profile, None)).collect());
+    };
+    let placed = geometry.place(profiles).map_err(|why| {
+        ChangeError::blocked("mig-layout", format!("{}: {why}", creation(wanted)))
+            .advice(format!("use a layout that fits: {}", geometry.fitting()))
+    })?;
+    let instance = |(profile, start)| (profile, Some(start));
+    Ok(placed.into_iter().map(instance).collect())
 }
 
 /// Destroys all instances of a GPU in MIG mode.
@@ -411,8 +432,11 @@ fn state_of(nvml: &Nvml) -> String {
 fn device(view: &NvmlView, gpu: PciAddress) -> Result<&NvmlDevice, ChangeError> {
     let found = (view.devices.iter()).find(|device| device.pci_address == Some(gpu));
     found.ok_or_else(|| {
-        ChangeError::blocked("gpu-missing", format!("partition GPU {gpu}: NVML does not list it"))
-            .advice("run `gpu-bootstrap install`, which computes the layout of the current GPUs")
+        ChangeError::blocked(
+            "gpu-missing",
+            format!("partition GPU {gpu}: NVML does not list it"),
+        )
+        .advice("run `gpu-bootstrap install`, which computes the layout of the current GPUs")
     })
 }
 
@@ -458,11 +482,7 @@ fn used_by(hands: &Hands, gpus: &[(&NvmlDevice, &GpuLayout)]) -> Result<Vec<Clie
 
 fn clients_of(hands: &Hands, gpus: &[&NvmlDevice]) -> Result<Vec<Client>, ChangeError> {
     let minors: Vec<u32> = gpus.iter().filter_map(|gpu| gpu.minor).collect();
-    Ok(clients(
-        &*hands.host.files,
-        &*hands.host.system,
-        &minors,
-    )?)
+    Ok(clients(&*hands.host.files, &*hands.host.system, &minors)?)
 }
 
 /// Returns an error that lists the programs. They are not stopped without consent.
@@ -475,7 +495,9 @@ fn refuse(found: &[Client]) -> Result<(), ChangeError> {
         .map(|unit| shell_word(unit))
         .collect();
     let hint = match units.is_empty() {
-        true => "drain the node or stop these programs, then run `gpu-bootstrap install`".to_owned(),
+        true => {
+            "drain the node or stop these programs, then run `gpu-bootstrap install`".to_owned()
+        }
         false => format!(
             "run `systemctl stop {}`, or add these units to `mig.stop-units`; stop the other programs; then run \
              `gpu-bootstrap install`",

@@ -73,7 +73,10 @@ const NEEDS: &[(&str, &[&str])] = &[
     ),
     ("driver.persistence", &["pci.driver-bound", "driver.module"]),
     // A GPU without the configured layout may have no MIG devices.
-    ("driver.mig", &["drv.mig.layout", "pci.driver-bound", "driver.module"]),
+    (
+        "driver.mig",
+        &["drv.mig.layout", "pci.driver-bound", "driver.module"],
+    ),
     // A system upgrade can change packages because their holds are missing, which the step `packages.hold` reports.
     ("os.pkg.pins", &["packages.hold"]),
     ("repositories", &["os.pkg.sources"]),

@@ -64,7 +64,10 @@ fn decide(state: &MigState) -> Finding {
         .collect();
     if !empty.is_empty() {
         return fail(
-            format!("in MIG mode without a MIG device, so programs cannot use it: {}", names(&empty)),
+            format!(
+                "in MIG mode without a MIG device, so programs cannot use it: {}",
+                names(&empty)
+            ),
             "set `mig.layout`, then run `gpu-bootstrap install`; or create MIG devices (`nvidia-smi mig -cgi PROFILE -C`), or \
              disable MIG mode",
         );
@@ -83,7 +86,10 @@ fn decide(state: &MigState) -> Finding {
             remedy: Some("run `systemctl reboot`".to_owned()),
             ..finding(
                 Verdict::Warn,
-                format!("the MIG mode changes at the next reset: {}", names(&pending)),
+                format!(
+                    "the MIG mode changes at the next reset: {}",
+                    names(&pending)
+                ),
             )
         };
     }
@@ -162,15 +168,30 @@ mod tests {
         let two: &[&str] = &["3g.40gb", "1g.10gb"];
         for (gpus, strategy, verdict, why) in [
             (vec![gpu(0, None)], Without, Skip, "MIG is disabled"),
-            (vec![gpu(0, Some(one))], Single, Pass, "1 MIG device on 1 GPU"),
+            (
+                vec![gpu(0, Some(one))],
+                Single,
+                Pass,
+                "1 MIG device on 1 GPU",
+            ),
             (
                 vec![gpu(0, Some(one)), gpu(1, Some(&[]))],
                 Without,
                 Fail,
                 "in MIG mode without a MIG device, so programs cannot use it: GPU 1",
             ),
-            (vec![gpu(0, Some(two))], Without, Pass, "2 MIG devices on 1 GPU"),
-            (vec![gpu(0, Some(two))], Single, Fail, "the MIG strategy `single` needs"),
+            (
+                vec![gpu(0, Some(two))],
+                Without,
+                Pass,
+                "2 MIG devices on 1 GPU",
+            ),
+            (
+                vec![gpu(0, Some(two))],
+                Single,
+                Fail,
+                "the MIG strategy `single` needs",
+            ),
             (
                 vec![gpu(0, Some(one)), gpu(1, None)],
                 Single,

@@ -29,7 +29,12 @@ pub(super) fn mig(
     });
     if config.config.is_some() && file.is_none() {
         let hint = "set `mig.file`, or use `mig.layout`";
-        return Err(wrong("mig.config", "it is a layout of `mig.file`, which is not set", hint).into());
+        return Err(wrong(
+            "mig.config",
+            "it is a layout of `mig.file`, which is not set",
+            hint,
+        )
+        .into());
     }
     let models = (config.models.clone()).filter(|models| !models.is_empty());
     let requests = [
@@ -49,7 +54,12 @@ pub(super) fn mig(
     };
     if let Some((second, _)) = requests.next() {
         let why = format!("`{first}` is also set");
-        return Err(wrong(second, &why, "set only one of `mig.layout`, `mig.models` and `mig.file`").into());
+        return Err(wrong(
+            second,
+            &why,
+            "set only one of `mig.layout`, `mig.models` and `mig.file`",
+        )
+        .into());
     }
     let units = config.stop_units.iter().flatten();
     Ok(Some(MigSpec {

@@ -71,7 +71,12 @@ fn has_open(files: &dyn ReadFiles, pid: u32, nodes: &[String]) -> Result<bool, F
         Ok(numbers) => numbers,
         Err(error) if error.is_denied() => return Ok(false),
         // The process has exited.
-        Err(_) if matches!(files.exists(format!("/proc/{pid}").as_str().into()), Ok(false)) => {
+        Err(_)
+            if matches!(
+                files.exists(format!("/proc/{pid}").as_str().into()),
+                Ok(false)
+            ) =>
+        {
             return Ok(false);
         }
         Err(error) => return Err(error),
@@ -108,7 +113,10 @@ mod tests {
 
     fn run(files: &FakeFiles, pid: u32, name: &str, open: &str) {
         files.put(&format!("/proc/{pid}/comm"), format!("{name}\n"));
-        files.put(&format!("/proc/{pid}/cmdline"), format!("/usr/bin/{name}\0"));
+        files.put(
+            &format!("/proc/{pid}/cmdline"),
+            format!("/usr/bin/{name}\0"),
+        );
         files.put_link(&format!("/proc/{pid}/fd/7"), open);
     }
 
@@ -116,10 +124,7 @@ mod tests {
     fn programs_with_open_device_nodes_are_found() {
         let files = FakeFiles::new();
         run(&files, 10, "nv-hostengine", "/dev/nvidia0");
-        files.put(
-            "/proc/10/cgroup",
-            "0::/system.slice/nvidia-dcgm.service\n",
-        );
+        files.put("/proc/10/cgroup", "0::/system.slice/nvidia-dcgm.service\n");
         run(&files, 11, "python3", "/dev/nvidia1");
         files.put("/proc/11/cgroup", "0::/kubepods.slice/cri-abc.scope\n");
         run(&files, 12, "nvidia-persiste", "/dev/nvidia0");

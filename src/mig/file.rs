@@ -81,9 +81,7 @@ impl FromStr for Filter {
                 .strip_prefix("0x")
                 .or_else(|| text.strip_prefix("0X"))?;
             let is_hex = digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-            let number = u32::from_str_radix(digits, 16)
-                .ok()
-                .filter(|_| is_hex)?;
+            let number = u32::from_str_radix(digits, 16).ok().filter(|_| is_hex)?;
             let [device_high, device_low, vendor_high, vendor_low] = number.to_be_bytes();
             Some(PciId {
                 vendor: u16::from_be_bytes([vendor_high, vendor_low]),
@@ -155,7 +153,9 @@ impl Entry {
     fn fault(&self) -> Option<String> {
         let counts = self.mig_devices.as_ref();
         let total = |counts: &BTreeMap<Profile, u32>| {
-            counts.values().fold(0_u32, |sum, one| sum.saturating_add(*one))
+            counts
+                .values()
+                .fold(0_u32, |sum, one| sum.saturating_add(*one))
         };
         match (self.mig_enabled, counts) {
             (true, None) => Some("`mig-devices` is missing, which may be empty (`{}`)".to_owned()),
@@ -336,7 +336,10 @@ mig-configs:
 
     fn layout(name: &str, gpu: Listed) -> Result<Option<String>, String> {
         let file = LayoutFile::parse("config.yaml", FILE).unwrap();
-        let found = file.choose("config.yaml", Some(name)).unwrap().layout(gpu)?;
+        let found = file
+            .choose("config.yaml", Some(name))
+            .unwrap()
+            .layout(gpu)?;
         Ok(found.map(|(layout, _)| layout.to_string()))
     }
 
@@ -408,11 +411,20 @@ mig-configs:
         for (text, why) in [
             ("mig-configs: {}".to_owned(), "version"),
             ("version: v2\nmig-configs: {}".to_owned(), "v2"),
-            ("version: v1\nmig-configs: {}".to_owned(), "`mig-configs` is empty"),
-            ("version: v1\nmig-configs:\n  x: []\n".to_owned(), "`mig-configs.x` has no entry"),
+            (
+                "version: v1\nmig-configs: {}".to_owned(),
+                "`mig-configs` is empty",
+            ),
+            (
+                "version: v1\nmig-configs:\n  x: []\n".to_owned(),
+                "`mig-configs.x` has no entry",
+            ),
             (entry("devices: all"), "mig-enabled"),
             (entry("mig-enabled: false"), "devices"),
-            (entry("{devices: all, mig-enabled: false, other: 1}"), "other"),
+            (
+                entry("{devices: all, mig-enabled: false, other: 1}"),
+                "other",
+            ),
             (
                 entry("{devices: all, mig-enabled: true}"),
                 "line 4, `mig-configs.x`: `mig-devices` is missing",

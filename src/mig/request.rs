@@ -130,7 +130,10 @@ impl LayoutRequest {
                     let own = own.ok_or_else(|| {
                         Fault::new(
                             format!("`mig.models` has no layout for {gpu}"),
-                            format!("add `\"{}=disabled\"` or its profiles to `mig.models`", gpu.id),
+                            format!(
+                                "add `\"{}=disabled\"` or its profiles to `mig.models`",
+                                gpu.id
+                            ),
                         )
                     })?;
                     (own.layout.clone(), format!("`mig.models` has `{own}`"))
@@ -161,9 +164,7 @@ impl LayoutRequest {
 
 /// Returns the layout of a GPU with MIG.
 fn named(name: NamedLayout, gpu: &MigGpu) -> Result<Layout, NoLayout> {
-    let geometry = || {
-        (gpu.geometry.as_ref()).ok_or_else(|| NoLayout::Later(gpu.to_string()))
-    };
+    let geometry = || (gpu.geometry.as_ref()).ok_or_else(|| NoLayout::Later(gpu.to_string()));
     Ok(match name {
         NamedLayout::AllDisabled => Layout::default(),
         NamedLayout::AllEnabled => Layout::with(Vec::new()),

@@ -347,7 +347,9 @@ fn differences(state: &MigState, partition: &Partition) -> Result<Differences, N
         if layout.enabled != want.enabled && *pending == want.enabled && cannot_reset(seen) {
             waiting.push(gpu.to_string());
         } else if layout != want || *pending != want.enabled {
-            differing.push(format!("GPU {gpu} has MIG layout `{layout}` instead of `{want}`"));
+            differing.push(format!(
+                "GPU {gpu} has MIG layout `{layout}` instead of `{want}`"
+            ));
         }
     }
     if differing.is_empty() && !waiting.is_empty() {

@@ -383,11 +383,15 @@ fn generate(files: &FakeFiles, state: &State, path: &str) -> Output {
     for device in &view.devices {
         let parts = device.mig_devices.iter();
         let names = match device.mig {
-            Some(true) => parts.map(|part| format!("{}:{}", device.index, part.index)).collect(),
+            Some(true) => parts
+                .map(|part| format!("{}:{}", device.index, part.index))
+                .collect(),
             _ => vec![device.index.to_string()],
         };
         for name in names {
-            spec.push_str(&format!("- name: \"{name}\"\n  containerEdits:\n    deviceNodes:\n"));
+            spec.push_str(&format!(
+                "- name: \"{name}\"\n  containerEdits:\n    deviceNodes:\n"
+            ));
             spec.push_str(&device_node(files, &format!("/dev/nvidia{}", device.index)));
         }
     }

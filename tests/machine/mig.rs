@@ -100,7 +100,9 @@ fn is_used(files: &FakeFiles, address: &str) -> bool {
             use gpu_bootstrap::host::{FileKind, ReadFiles};
             let fd = format!("/proc/{pid}/fd/{fd}");
             let stat = files.stat(fd.as_str().into()).expect("a link");
-            stat.is_some_and(|stat| matches!(stat.kind, FileKind::Link(target) if target == node.as_str()))
+            stat.is_some_and(
+                |stat| matches!(stat.kind, FileKind::Link(target) if target == node.as_str()),
+            )
         })
     })
 }
@@ -131,7 +133,10 @@ pub fn nvidia_smi(cmd: &Cmd, files: &FakeFiles, state: &State) -> Result<Output,
 fn set_mode(files: &FakeFiles, gpu: &str, enabled: bool) -> Output {
     let mut mig = read(files, gpu);
     if is_used(files, gpu) {
-        return failed(19, format!("Unable to set MIG mode for GPU {gpu}: In use by another client\n"));
+        return failed(
+            19,
+            format!("Unable to set MIG mode for GPU {gpu}: In use by another client\n"),
+        );
     }
     mig.pending = enabled;
     let mut told = String::new();
@@ -195,7 +200,9 @@ fn reset(files: &FakeFiles, state: &State, gpus: &str) -> Output {
     if let Some(gpu) = (gpus.iter()).find(|gpu| fails || cannot(gpu) || is_used(files, gpu)) {
         return failed(
             255,
-            format!("GPU Reset couldn't run because GPU {gpu} is in use by one or more processes.\n"),
+            format!(
+                "GPU Reset couldn't run because GPU {gpu} is in use by one or more processes.\n"
+            ),
         );
     }
     for gpu in gpus {

@@ -183,8 +183,11 @@ fn placements(
     gpu: nvmlDevice_t,
     profile: u32,
 ) -> Result<Vec<MigPlacement>, NvmlError> {
-    let ask = (nvml.lib().nvmlDeviceGetGpuInstancePossiblePlacements_v2.as_ref())
-        .map_err(|_| NvmlError::FunctionNotFound)?;
+    let ask = (nvml
+        .lib()
+        .nvmlDeviceGetGpuInstancePossiblePlacements_v2
+        .as_ref())
+    .map_err(|_| NvmlError::FunctionNotFound)?;
     let mut count = 0;
     // SAFETY: without an array, the function only writes the number of placements.
     nvml_try(unsafe { ask(gpu, profile, ptr::null_mut(), &raw mut count) })?;
