@@ -5,6 +5,8 @@
 //! silently offer other devices than configured. The command line of the unit contains the resolved layout, so that a boot
 //! depends on neither settings nor the network.
 
+use std::collections::BTreeSet;
+
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
@@ -35,6 +37,14 @@ use crate::{
 
 /// The unit that partitions the GPUs at each boot.
 pub const UNIT: &str = "gpu-bootstrap-mig.service";
+
+/// Units that use the GPUs and start at boot. A GPU in use cannot be partitioned. Source: NVIDIA/mig-parted,
+/// deployments/systemd/hooks.sh.
+const CLIENTS: [&str; 3] = [
+    "nvidia-dcgm.service",
+    "dcgm-exporter.service",
+    "nvsm.service",
+];
 
 /// Prefix of the command line in the unit.
 const START: &str = "ExecStart=";
@@ -188,6 +198,9 @@ fn unit(program: &Utf8Path, partition: &Partition) -> String {
         command.push_str(&format!(" --reset-with={gpu}"));
     }
     command.push_str(&format!(" {partition}"));
+    let stopped = partition.stop_units.iter().map(String::as_str);
+    let clients: BTreeSet<&str> = CLIENTS.into_iter().chain(stopped).collect();
+    let clients: Vec<&str> = clients.into_iter().collect();
     format!(
         include_str!("mig.service"),
         header = HEADER,
@@ -196,6 +209,7 @@ fn unit(program: &Utf8Path, partition: &Partition) -> String {
         cdi = cdi::UNIT,
         refresh = toolkit::REFRESH,
         users = users(),
+        clients = clients.join(" "),
         command = command,
     )
 }
@@ -492,6 +506,7 @@ mod tests {
             "kubelet.service",
             "gpu-bootstrap-cdi.service",
             "nvidia-cdi-refresh.service",
+            "nvidia-dcgm.service",
         ] {
             let before = before.unwrap_or_default();
             assert!(before.contains(unit), "{unit}: {before}");
