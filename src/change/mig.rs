@@ -492,7 +492,7 @@ fn refuse(found: &[Client]) -> Result<(), ChangeError> {
     }
     let names: Vec<String> = found.iter().map(ToString::to_string).collect();
     let units: Vec<String> = (found.iter().filter_map(|client| client.unit.as_ref()))
-        .map(|unit| shell_word(unit))
+        .map(shell_word)
         .collect();
     let hint = match units.is_empty() {
         true => {

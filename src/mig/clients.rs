@@ -94,14 +94,14 @@ fn has_open(files: &dyn ReadFiles, pid: u32, nodes: &[String]) -> Result<bool, F
 fn unit(files: &dyn ReadFiles, pid: u32) -> Option<String> {
     let path = format!("/proc/{pid}/cgroup");
     let text = files.read_lossy(path.as_str().into()).ok().flatten()?;
-    let services = text.lines().filter_map(|line| {
+    let mut services = text.lines().filter_map(|line| {
         let path = line.splitn(3, ':').nth(2)?;
         let mut parts = path.split('/');
         (parts.next_back())
             .filter(|name| name.ends_with(".service"))
             .map(str::to_owned)
     });
-    services.last()
+    services.next_back()
 }
 
 #[cfg(test)]
