@@ -505,7 +505,7 @@ fn refuse(found: &[Client]) -> Result<(), ChangeError> {
         ),
     };
     let what = format!(
-        "partition the GPUs: {} use them, and the MIG layout of a GPU in use cannot be changed",
+        "partition the GPUs: in use by {}; the MIG layout of a GPU in use cannot be changed",
         names.join(", ")
     );
     Err(ChangeError::blocked("gpu-in-use", what).advice(hint))
