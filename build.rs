@@ -5,9 +5,10 @@ use std::{collections::BTreeSet, env, error::Error, fs, io::Write as _, path::Pa
 
 use flate2::{Compression, write::DeflateEncoder};
 
-const TABLES: [&str; 7] = [
+const TABLES: [&str; 8] = [
     "src/config/kubernetes.toml",
     "src/facts/detection.toml",
+    "src/mig/mig_profiles.toml",
     "src/tools/cuda.toml",
     "src/tools/faults.toml",
     "src/tools/kernel_log.toml",

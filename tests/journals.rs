@@ -134,6 +134,17 @@ fn undo_of_each_join_method_is_read() {
 }
 
 #[test]
+fn mig_layouts_are_recorded() {
+    let receipt = receipt("gpus-partitioned.jsonl");
+    assert_eq!(applied(&receipt), ["1 driver.mig"]);
+    let Undo::RestoreMig(undo) = &receipt.applied[0].undo else {
+        panic!("{:?}", receipt.applied[0].undo);
+    };
+    assert_eq!(undo.before[0].to_string(), "0000:18:00.0=disabled");
+    assert_eq!(undo.stop_units, ["nvidia-dcgm.service"]);
+}
+
+#[test]
 fn image_files_and_packages_are_recorded() {
     let receipt = receipt("files-and-packages.jsonl");
     assert_eq!(applied(&receipt), ["3 driver.packages", "1 kernel.deny"]);

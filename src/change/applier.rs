@@ -19,6 +19,7 @@ use super::{
     backup::Backups,
     file,
     labels::written,
+    mig::partition,
     packages::{Lists, OwnHolds, QueryCache, Reduced, Simulation, WantedPackages},
     probe::ProbeCaller,
 };
@@ -143,6 +144,7 @@ impl Applier {
             Undo::RestoreUnit(undo) => self.restore_unit(undo, sink).await,
             Undo::FollowUp { then } => self.follow_up(then, sink).await,
             Undo::UnloadModule { module } => self.revert_load(module, sink).await,
+            Undo::RestoreMig(undo) => self.restore_mig(undo, sink).await,
             Undo::RemoveModuleBuild {
                 module,
                 version,
@@ -239,6 +241,7 @@ impl ApplyChanges for Applier {
                 Simulation::Rejected(error) => Err(error),
                 Simulation::Approved(_) | Simulation::Unknown(_) => Ok(()),
             },
+            Change::PartitionGpus { partition } => self.dry_run_partition(partition).await,
             _ => Ok(()),
         }
     }
@@ -274,6 +277,7 @@ impl ApplyChanges for Applier {
             Change::RestartUnit { unit } => Ok(Self::capture_restart(unit)),
             Change::ConfigureRuntime { settings } => self.capture_runtime(settings),
             Change::LoadModule { module } => self.capture_load(module),
+            Change::PartitionGpus { partition } => self.capture_partition(partition).await,
             Change::RebuildInitramfs { kernels } => Ok(Self::capture_initramfs(kernels)),
             Change::BuildModule { module, kernel } => self.capture_build(module, kernel).await,
             Change::RunTool {
@@ -328,6 +332,9 @@ impl ApplyChanges for Applier {
                 self.configure_runtime(settings, &undo, sink).await?;
             }
             Change::LoadModule { module } => self.load_module(module, sink).await?,
+            Change::PartitionGpus { partition: wanted } => {
+                partition(self, wanted, sink).await?;
+            }
             Change::RebuildInitramfs { kernels } => self.rebuild_initramfs(kernels, sink).await?,
             Change::BuildModule { module, kernel } => {
                 self.pause_for_run().await?;

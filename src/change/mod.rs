@@ -32,6 +32,7 @@ mod image;
 mod join;
 mod kernel_parameters;
 mod labels;
+mod mig;
 mod module;
 pub mod packages;
 pub mod probe;
@@ -55,6 +56,7 @@ pub use apply_changes::{ApplyChanges, NoChanges};
 pub use edits::Edit;
 pub use image::has_image;
 pub use join::{Admission, LeaveCluster, RestoreLabels};
+pub use mig::{Partition, Partitioned, RestoreMig, partition};
 pub use probe::{ProbeCaller, ValidationRecord};
 pub use runtime::RuntimeSettings;
 pub use undo::{FileAfter, FileBefore, FollowUp, RuntimeDaemon, Saved, Undo};
@@ -132,6 +134,11 @@ kinds! {
     },
     /// Load a kernel module.
     "load-module" => LoadModule { module: String },
+    /// Set the MIG mode and the instances of GPUs.
+    "partition-gpus" => PartitionGpus {
+        /// The layouts of the GPUs.
+        partition: Partition,
+    },
     /// Rebuild the initramfs of these kernels.
     "rebuild-initramfs" => RebuildInitramfs {
         /// Kernel releases.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     edits::Edit,
     join::{LeaveCluster, RestoreLabels},
+    mig::RestoreMig,
     packages::{Effects, RestoreStream, Unhold},
     unit::RestoreUnit,
 };
@@ -66,6 +67,8 @@ pub enum Undo {
     },
     /// Unload a module that the change loaded.
     UnloadModule { module: String },
+    /// Restore the MIG mode and the instances of GPUs.
+    RestoreMig(RestoreMig),
     /// Remove a DKMS module from one kernel.
     RemoveModuleBuild {
         /// Its DKMS name.
@@ -194,6 +197,7 @@ impl Undo {
                 ..
             } => effects.is_empty(),
             Self::Unhold(undo) => undo.held.is_empty(),
+            Self::RestoreMig(undo) => undo.before == undo.after,
             Self::RestoreStream(undo) => undo.before.as_ref() == Some(&undo.stream),
             Self::Several { undos } => undos.iter().all(Self::is_nothing),
             _ => false,
@@ -228,7 +232,7 @@ impl Undo {
     }
 
     /// Merges this undo with the undo of the preceding change if possible: two transactions are undone by one run of the
-    /// package manager, and two restarts of a unit become one.
+    /// package manager, two restarts of a unit become one, and the GPUs are partitioned once.
     pub fn merge(&self, older: &Self) -> Option<Self> {
         match (self, older) {
             (
@@ -247,6 +251,9 @@ impl Undo {
                     transaction: transaction.clone(),
                     effects: Some(Box::new(effects)),
                 })
+            }
+            (Self::RestoreMig(mine), Self::RestoreMig(theirs)) => {
+                Some(Self::RestoreMig(mine.merged_with(theirs)))
             }
             (Self::FollowUp { then: mine }, Self::FollowUp { then: theirs }) => {
                 Some(Self::FollowUp {

@@ -80,6 +80,11 @@ const NEEDS: &[(&str, &[&str])] = &[
     ("runtime.podman", &["packages.lock"]),
     ("toolkit.packages", &["packages.lock"]),
     ("cluster.packages", &["packages.lock"]),
+    // A GPU without the configured layout may have no MIG devices.
+    (
+        "driver.mig",
+        &["drv.mig.layout", "pci.driver-bound", "driver.module"],
+    ),
     // A system upgrade can change packages because their holds are missing, which the step `packages.hold` reports.
     ("os.pkg.pins", &["packages.hold"]),
     ("repositories", &["os.pkg.sources"]),
@@ -141,6 +146,7 @@ const NEEDS: &[(&str, &[&str])] = &[
             "driver.libraries",
             "driver.fabric",
             "nvl",
+            "drv.mig.layout",
         ],
     ),
     (

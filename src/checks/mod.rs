@@ -20,6 +20,7 @@ mod kubelet;
 mod libraries;
 mod log;
 mod messages;
+mod mig;
 mod module_build;
 mod nodes;
 mod operator;
@@ -49,6 +50,7 @@ pub const ALL: &[Family] = &[
     cuda::FAMILY,
     libraries::FAMILY,
     nodes::FAMILY,
+    mig::FAMILY,
     health::FAMILY,
     log::FAMILY,
     fabric::FAMILY,

@@ -17,11 +17,12 @@ use crate::{
     check,
     compat::{self, asked::DriverOrBranch},
     config::values::{TimeLimit, ValueError},
+    mig::GpuLayout,
     model::{
         findings::Kind,
         gpu::Flavor,
         id::Id,
-        pci::{NVIDIA, PciError, PciId},
+        pci::{NVIDIA, PciAddress, PciError, PciId},
         version::{CudaVersion, CudnnVersion, DriverVersion, KernelVersion},
     },
     tools::oci::{Address, SCHEME},
@@ -96,6 +97,19 @@ pub enum Command {
     #[command(hide = true)]
     #[command(name = "containerd-runtime")]
     PutBack,
+    /// Set and verify the MIG layouts of GPUs, for the unit that does so at each boot
+    #[command(hide = true)]
+    PartitionGpus {
+        /// A unit that uses the GPUs and may be stopped for the change
+        #[arg(long = "stop-unit", value_name = "UNIT")]
+        stop_units: Vec<String>,
+        /// A GPU that must be reset together with the others
+        #[arg(long, value_name = "ADDRESS")]
+        reset_with: Vec<PciAddress>,
+        /// The layout of each GPU
+        #[arg(required = true, value_name = "ADDRESS=LAYOUT")]
+        gpus: Vec<GpuLayout>,
+    },
     /// Print the NVML data, for a parent process that sets a deadline
     #[command(hide = true)]
     NvmlView,

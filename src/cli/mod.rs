@@ -16,6 +16,7 @@ mod lock;
 mod machine;
 mod manifests;
 mod modules;
+mod partition;
 mod plan;
 mod prepare;
 mod print;
@@ -41,6 +42,7 @@ pub use machine::MATRIX;
 
 use self::args::{Cli, Command};
 use crate::{
+    change::Partition,
     config::{network, sources},
     exit::Exit,
     host::{Host, real},
@@ -125,6 +127,18 @@ async fn dispatch(
         Command::Modules(args) => modules::run(host, env, console, &args).await,
         Command::Completions(args) => {
             print::text(&mut console.out, &completions::script(args.shell)).map(|()| Exit::Ok)
+        }
+        Command::PartitionGpus {
+            stop_units,
+            reset_with,
+            gpus,
+        } => {
+            let wanted = Partition {
+                gpus,
+                stop_units,
+                reset_with,
+            };
+            partition::run(host, env, console, &wanted).await
         }
         Command::NvmlView => print::json(&mut console.out, &real::nvml_view()).map(|()| Exit::Ok),
         Command::CudaWork { uuid } => real::cuda_work(uuid.as_deref(), &mut console.out)

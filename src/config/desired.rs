@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::config::file::Config;
 use crate::fabric::Companions;
+use crate::mig::LayoutRequest;
 use crate::model::{
     gpu::Flavor,
     pattern,
@@ -61,6 +62,9 @@ pub struct Desired {
     pub driver: Option<DriverSpec>,
     /// Persistence of the driver's state.
     pub persistence: Option<Persistence>,
+    /// The MIG layout. `None` if MIG is not changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mig: Option<MigSpec>,
     /// Container runtimes.
     pub runtimes: Vec<RuntimeSpec>,
     /// Whether restarting or removing a daemon may stop containers. Also applies to a runtime that is no longer
@@ -134,6 +138,7 @@ impl Desired {
             runtime_restart: _,
             toolkit,
             persistence: _,
+            mig: _,
             // A kernel that is no longer configured is kept, because the machine may run it.
             kernel: _,
             profile: _,
@@ -409,6 +414,15 @@ impl DriverSpec {
 pub struct Persistence {
     /// The unit of the persistence daemon.
     pub unit: String,
+}
+
+/// The MIG layout.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct MigSpec {
+    pub layout: LayoutRequest,
+    /// Units that may be stopped while the layout is changed.
+    pub stop_units: Vec<String>,
 }
 
 /// A container runtime.

@@ -17,7 +17,7 @@ use crate::{
         },
     },
     joins::JoinKind,
-    mig::MigStrategy,
+    mig::{MigStrategy, ModelLayout, NamedLayout},
     model::{
         gpu::Flavor,
         kubernetes::{KubernetesVersion, OwnLabel, Taint},
@@ -90,6 +90,8 @@ settings! {
         pub cdi: CdiConfig,
         /// Persistence of the driver's state.
         pub persistence: PersistenceConfig,
+        /// Partitioning of GPUs (MIG).
+        pub mig: MigConfig,
         /// Package repositories by name.
         pub repositories: BTreeMap<String, RepositoryConfig>,
         /// How packages are installed.
@@ -249,6 +251,27 @@ settings! {
         /// Run the persistence daemon with persistence mode enabled, so that the driver keeps its state while no
         /// program uses it.
         pub enabled: Option<bool> => "`true`",
+    }
+}
+
+settings! {
+    /// Partitioning of GPUs (MIG). Set at most one of `layout`, `models` and `file`.
+    MigConfig {
+        /// The layout of all GPUs that support MIG: `"all-disabled"`, `"all-enabled"` (without instances), `"all-balanced"`
+        /// (instances of three sizes), or `"all-PROFILE"` for as many instances as fit, such as `"all-1g.10gb"`. In
+        /// names of profiles, a dot replaces `+`, such as `"all-1g.10gb.me"`. See [MIG](mig.md).
+        pub layout: Option<NamedLayout> => "MIG is not changed",
+        /// The layout of each GPU model by PCI ID, such as `["10de:2330=3g.40gb,2g.20gb,1g.10gb*2",
+        /// "10de:20b7=disabled"]`. Each model that supports MIG needs an entry.
+        pub models: Option<Vec<ModelLayout>> => "`[]`",
+        /// A layout file of NVIDIA's MIG manager (`version: v1`), such as `"/etc/nvidia-mig-manager/config.yaml"`. It must
+        /// belong to root.
+        pub file: Option<AbsolutePath> => "none",
+        /// The name of a layout in this file.
+        pub config: Option<Word> => "the only one in the file",
+        /// systemd units that use the GPUs, such as `["nvidia-dcgm.service"]`. They may be stopped while the layout is changed,
+        /// and are started again. Other programs that use a GPU block the change of its layout.
+        pub stop_units: Option<Vec<Word>> => "`[]`",
     }
 }
 

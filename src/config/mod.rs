@@ -17,6 +17,7 @@ pub mod keys;
 pub mod load;
 pub mod location;
 pub mod lock;
+mod mig;
 pub mod network;
 mod no_effect;
 pub mod profile;

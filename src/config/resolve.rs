@@ -17,6 +17,7 @@ use crate::{
         error::{Refusal, ResolveError, or_noted},
         file::Config,
         kernel::{KernelRow, template},
+        mig::mig,
         no_effect::{self, NoEffectInputs},
         profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
         repositories::{Needed, RepositoryInputs},
@@ -167,14 +168,25 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         (driver.as_ref().and_then(Option::as_ref)).map(|driver| (&driver.spec, known.as_slice())),
     );
     let validation = or_noted(validation, wrong);
-    let (Some(runtimes), Some(cluster), Some(device_plugin), Some(driver), Some(validation), true) = (
+    let mig = or_noted(mig(&config.mig, inputs.layers), wrong);
+    let (
+        Some(runtimes),
+        Some(cluster),
+        Some(device_plugin),
+        Some(driver),
+        Some(validation),
+        Some(mig),
+        true,
+    ) = (
         runtimes,
         cluster,
         device_plugin,
         driver,
         validation,
+        mig,
         wrong.is_empty(),
-    ) else {
+    )
+    else {
         return Err(ResolveError::all(std::mem::take(wrong)));
     };
     let with_toolkit = driver.is_some() && config.toolkit.enabled.unwrap_or(true);
@@ -281,6 +293,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
                 unit: profile.persistence.unit.clone(),
             }
         }),
+        mig: mig.filter(|_| has_driver),
         runtimes: runtimes
             .into_iter()
             .map(|row| RuntimeSpec {

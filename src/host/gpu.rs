@@ -87,6 +87,9 @@ pub struct NvmlDevice {
     /// The MIG devices. Empty unless MIG is enabled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mig_devices: Vec<MigDevice>,
+    /// The pending MIG mode and the profiles, or `None` if the GPU does not support MIG.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig_support: Option<MigSupport>,
     /// The fabric registration, or `None` if the GPU or its driver does not support it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<GpuFabric>,
@@ -182,6 +185,40 @@ pub struct MigDevice {
     /// The resources of the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<MigShare>,
+}
+
+/// The pending mode and the profiles of a GPU that supports MIG.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct MigSupport {
+    /// Whether MIG is enabled after the next reset of the GPU.
+    pub pending: bool,
+    /// The profiles of GPU instances. Empty if the driver does not report them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub profiles: Vec<MigProfile>,
+}
+
+/// A profile of GPU instances (`nvmlGpuInstanceProfileInfo_t`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct MigProfile {
+    /// The name, such as `1g.10gb+me`.
+    pub name: String,
+    /// The maximum number of instances. NVML reports a wrong number on A30.
+    pub count: u32,
+    /// The possible placements. Empty if the driver does not report them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub placements: Vec<MigPlacement>,
+}
+
+/// The memory slices that an instance occupies (`nvmlGpuInstancePlacement_t`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct MigPlacement {
+    /// The first slice.
+    pub start: u32,
+    /// The number of slices.
+    pub size: u32,
 }
 
 /// The resources of a MIG device (`nvmlDeviceAttributes_t`).

@@ -27,8 +27,8 @@ pub use cuda::{CudaDevice, CudaFault, CudaStart, CudaView, CudaWork};
 pub use exec::{Cmd, Exec, ExecError, Output, Query, Stream};
 pub use files::{FileKind, Files, FilesError, ReadFiles, Stat};
 pub use gpu::{
-    ComputeMode, FabricHealth, FabricProgress, Gpu, GpuFabric, MigDevice, MigShare, Nvml,
-    NvmlDevice, NvmlView, bare_uuid,
+    ComputeMode, FabricHealth, FabricProgress, Gpu, GpuFabric, MigDevice, MigPlacement, MigProfile,
+    MigShare, MigSupport, Nvml, NvmlDevice, NvmlView, bare_uuid,
 };
 pub use health::GpuHealth;
 pub use http::{Http, HttpError, HttpRequest, HttpResponse, Method, RetryLimit, Route, ask_again};

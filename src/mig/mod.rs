@@ -1,10 +1,22 @@
-//! MIG: the devices that programs can use, and the resource names under which the device plugin offers them. `host/real/mig.rs`
-//! reads MIG devices from NVML.
+//! MIG: the layouts of GPUs, the devices that programs can use, and the resource names under which the device plugin offers
+//! them. `host/real/mig.rs` reads MIG devices and profiles from NVML, `steps/mig.rs` compares them with the configured layout,
+//! and `change/mig.rs` changes them.
+
+mod clients;
+mod file;
+mod geometry;
+mod layout;
+mod request;
 
 use std::collections::BTreeSet;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+pub use clients::{Client, clients};
+pub use geometry::{Geometry, Placed};
+pub use layout::{GpuLayout, Layout, LayoutError, ModelLayout, NamedLayout, Profile};
+pub use request::{LayoutRequest, MigGpu, NoLayout};
 
 use crate::{
     host::{MigDevice, MigShare, NvmlDevice, NvmlView},
@@ -38,6 +50,30 @@ pub fn is_split(gpu: &NvmlDevice) -> bool {
 /// Whether a GPU supports MIG. Other GPUs have no MIG mode.
 pub fn is_capable(gpu: &NvmlDevice) -> bool {
     gpu.mig.is_some()
+}
+
+/// Returns the current layout of a GPU.
+///
+/// # Errors
+/// If NVML does not report the profile of a MIG device.
+pub fn layout_of(gpu: &NvmlDevice) -> Result<Layout, String> {
+    if !is_split(gpu) {
+        return Ok(Layout::default());
+    }
+    let profiles: Result<Vec<Profile>, String> = (gpu.mig_devices.iter())
+        .map(|part| {
+            let profile = part.profile.as_deref().and_then(|name| name.parse().ok());
+            profile.ok_or_else(|| unknown_profile(part, gpu))
+        })
+        .collect();
+    profiles.map(Layout::with)
+}
+
+fn unknown_profile(part: &MigDevice, gpu: &NvmlDevice) -> String {
+    format!(
+        "the profile of MIG device {} of GPU {}",
+        part.index, gpu.index
+    )
 }
 
 /// A GPU or one of its MIG devices, with its possible names in a CDI specification.
@@ -138,12 +174,7 @@ fn parts(devices: &[NvmlDevice]) -> Result<Vec<Part<'_>>, String> {
         .flat_map(|gpu| gpu.mig_devices.iter().map(move |part| (gpu, part)))
         .map(|(gpu, part): (&NvmlDevice, &MigDevice)| {
             let told = part.profile.as_deref().zip(part.share);
-            let (profile, share) = told.ok_or_else(|| {
-                format!(
-                    "the profile of MIG device {} of GPU {}",
-                    part.index, gpu.index
-                )
-            })?;
+            let (profile, share) = told.ok_or_else(|| unknown_profile(part, gpu))?;
             Ok(Part {
                 gpu,
                 profile: profile.replace('+', "."),

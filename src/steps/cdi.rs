@@ -5,7 +5,7 @@
 use camino::Utf8Path;
 
 use super::{
-    CDI, DRIVER_MODULE, DRIVER_NODES, TOOLKIT_PACKAGES, VALIDATION_DEVICES,
+    CDI, DRIVER_MIG, DRIVER_MODULE, DRIVER_NODES, TOOLKIT_PACKAGES, VALIDATION_DEVICES,
     cdi_rules::{self, Conflict, MachineDevices, SeenSpec},
     installed_runtimes,
     nodes::{self, users},
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The unit that regenerates the specification at each boot.
-const UNIT: &str = "gpu-bootstrap-cdi.service";
+pub(super) const UNIT: &str = "gpu-bootstrap-cdi.service";
 
 /// A part of the reason if the specification is wrong, but runtimes use a correct one.
 pub const SERVED: &str = "so containers get the GPUs";
@@ -50,6 +50,7 @@ pub(super) fn step() -> Step {
         .after(installed_runtimes())
         .after([
             DRIVER_MODULE,
+            DRIVER_MIG,
             DRIVER_NODES,
             TOOLKIT_PACKAGES,
             VALIDATION_DEVICES,

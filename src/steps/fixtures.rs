@@ -64,6 +64,7 @@ pub(crate) fn nvml_device(index: u32) -> NvmlDevice {
         compute_mode: Some(ComputeMode::Default),
         mig: Some(false),
         mig_devices: vec![],
+        mig_support: None,
         fabric: None,
         health: None,
         error: None,

@@ -24,6 +24,7 @@ mod kernel_release;
 mod kernels;
 mod lock;
 mod messages;
+mod mig;
 mod module;
 mod mps;
 mod nodes;
@@ -48,6 +49,7 @@ pub(crate) use check_timer::SERVICE as CHECK_SERVICE;
 pub use driver_packages::kept_branch;
 pub use kernels::resolve;
 pub use lock::lock_status;
+pub use mig::UNIT as MIG_UNIT;
 pub use module::AFTER_MODULES;
 pub(crate) use program::{PACKAGED, USUAL, program_in};
 
@@ -85,6 +87,8 @@ pub const DRIVER_PERSISTENCE: StepId = StepId::new("driver.persistence");
 pub const DRIVER_FABRIC: StepId = StepId::new("driver.fabric");
 /// Device nodes and their symlinks.
 pub const DRIVER_NODES: StepId = StepId::new("driver.nodes");
+/// The MIG layout of the GPUs.
+pub const DRIVER_MIG: StepId = StepId::new("driver.mig");
 /// NVIDIA Container Toolkit.
 pub const TOOLKIT_PACKAGES: StepId = StepId::new("toolkit.packages");
 /// All packages of the lock file have their locked versions.
@@ -186,6 +190,7 @@ pub fn all() -> Vec<Step> {
     all.extend([
         image::step(),
         devices::step(),
+        mig::step(),
         cdi::step(),
         container::step(),
         compute::step(),
@@ -202,10 +207,10 @@ pub fn all() -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::{
-        CHECK_TIMER, CLUSTER_JOIN, CLUSTER_NODE, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_MODULE,
-        DRIVER_PACKAGES, HEADERS, KERNEL_DENY, KERNEL_RELEASE, PACKAGES_HOLD, PREFLIGHT,
-        REPOSITORIES, SECURE_BOOT, TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER,
-        VALIDATION_DEVICES, VALIDATION_IMAGE, all, config_step, package_step,
+        CHECK_TIMER, CLUSTER_JOIN, CLUSTER_NODE, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_MIG,
+        DRIVER_MODULE, DRIVER_PACKAGES, HEADERS, KERNEL_DENY, KERNEL_RELEASE, PACKAGES_HOLD,
+        PREFLIGHT, REPOSITORIES, SECURE_BOOT, TOOLKIT_PACKAGES, VALIDATION_COMPUTE,
+        VALIDATION_CONTAINER, VALIDATION_DEVICES, VALIDATION_IMAGE, all, config_step, package_step,
     };
     use crate::{
         change::Lock,
@@ -293,6 +298,7 @@ mod tests {
             (KERNEL_DENY, &[Lock::Modules]),
             (DRIVER_MODULE, &[Lock::Modules]),
             (DRIVER_FABRIC, &[Lock::Modules]),
+            (DRIVER_MIG, &[Lock::Modules]),
             (TOOLKIT_PACKAGES, &[Lock::Packages]),
             (CLUSTER_PACKAGES, &[Lock::Packages]),
             (PACKAGES_HOLD, &[Lock::Packages]),

@@ -18,6 +18,7 @@ pub mod lspci;
 pub mod module_file;
 pub mod mounts;
 pub mod mps;
+pub mod nvidia_smi;
 pub mod oci;
 pub mod openpgp;
 pub mod packages;

@@ -386,6 +386,7 @@ mod tests {
             compute_mode: None,
             mig: Some(false),
             mig_devices: Vec::new(),
+            mig_support: None,
             fabric: None,
             health: None,
             error: None,

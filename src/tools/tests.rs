@@ -10,7 +10,7 @@ use super::{
     initramfs::{Generator, dracut::Dracut, update_initramfs::UpdateInitramfs},
     kernel_log, kmod,
     kubernetes::kubectl::PROGRAMS,
-    mps,
+    mps, nvidia_smi,
     packages::{Manager, Mark, Removals, Settings, TransactionRequest, dnf},
     prebuilt, selinux, sysctl, systemctl, tar,
 };
@@ -63,6 +63,9 @@ fn commands(value: &str) -> Vec<Cmd> {
     let node = "gpu-1".parse().expect("a name");
     let taint = "a=b:NoSchedule".parse().expect("a taint");
     let minute = Duration::from_secs(60);
+    // Addresses and profiles have types, so they cannot be options.
+    let gpu = "0000:18:00.0".parse().expect("an address");
+    let profile: crate::mig::Profile = "1g.10gb".parse().expect("a profile");
     let mut cmds = vec![
         ctr::end_task(value, value),
         ctr::remove_container(value, value),
@@ -80,6 +83,11 @@ fn commands(value: &str) -> Vec<Cmd> {
         kmod::remove(value),
         kubeadm::join(path, minute),
         kubeadm::reset(value),
+        nvidia_smi::set_mig_mode(gpu, true),
+        nvidia_smi::destroy_compute_instances(gpu),
+        nvidia_smi::destroy_gpu_instances(gpu),
+        nvidia_smi::create_instances(gpu, &[(profile, Some(0))]),
+        nvidia_smi::reset(&[gpu]),
         podman::pull(value),
         podman::remove_image(value),
         podman::remove_container(value),

@@ -315,6 +315,8 @@ fn put_gpu(fakes: &Fakes, address: &str, id: &str) {
     put_function(fakes, address, id, subsystem, "030200");
     let path = format!("/sys/bus/pci/devices/{address}/numa_node");
     fakes.files.put(&path, "-1\n");
+    let path = format!("/sys/bus/pci/devices/{address}/reset");
+    fakes.files.put(&path, "");
 }
 
 fn put_function(fakes: &Fakes, address: &str, id: &str, subsystem: &str, class: &str) {

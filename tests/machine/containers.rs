@@ -381,11 +381,19 @@ fn generate(files: &FakeFiles, state: &State, path: &str) -> Output {
     };
     let mut spec = String::from("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n");
     for device in &view.devices {
-        spec.push_str(&format!(
-            "- name: \"{}\"\n  containerEdits:\n    deviceNodes:\n",
-            device.index
-        ));
-        spec.push_str(&device_node(files, &format!("/dev/nvidia{}", device.index)));
+        let parts = device.mig_devices.iter();
+        let names = match device.mig {
+            Some(true) => parts
+                .map(|part| format!("{}:{}", device.index, part.index))
+                .collect(),
+            _ => vec![device.index.to_string()],
+        };
+        for name in names {
+            spec.push_str(&format!(
+                "- name: \"{name}\"\n  containerEdits:\n    deviceNodes:\n"
+            ));
+            spec.push_str(&device_node(files, &format!("/dev/nvidia{}", device.index)));
+        }
     }
     spec.push_str("- name: all\ncontainerEdits:\n  deviceNodes:\n");
     for path in ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"] {

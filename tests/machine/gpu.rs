@@ -10,7 +10,7 @@ use gpu_bootstrap::host::{
 };
 
 use crate::{
-    containers, kernel,
+    containers, kernel, mig,
     state::{Shared, State, lock},
 };
 
@@ -97,6 +97,7 @@ pub fn survey(files: &FakeFiles, state: &State) -> Nvml {
         .enumerate()
         .map(|(index, address)| {
             let index = u32::try_from(index).expect("few GPUs");
+            let (is_split, mig_devices, mig_support) = mig::nvml(files, address);
             NvmlDevice {
                 index,
                 uuid: Some(format!("GPU-00000000-0000-0000-0000-{index:012}")),
@@ -108,8 +109,9 @@ pub fn survey(files: &FakeFiles, state: &State) -> Nvml {
                 compute_capability: None,
                 persistence: Some(crate::units::persistence(files)),
                 compute_mode: Some(crate::mps::compute_mode(files)),
-                mig: Some(false),
-                mig_devices: vec![],
+                mig: Some(is_split),
+                mig_devices,
+                mig_support: Some(mig_support),
                 fabric: crate::fabric::of_gpus(files, state),
                 health: state.faults.health.clone(),
                 error: None,

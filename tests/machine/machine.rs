@@ -24,7 +24,7 @@ use crate::{
     build::{Description, build},
     cluster, containers, dnf, dpkg,
     gpu::{MachineClock, MachineGpu, MachineHttp},
-    kernel, mps, rpm,
+    kernel, mig, mps, rpm,
     state::{Shared, State, arch, exists, list, lock, on, text},
     units,
 };
@@ -284,6 +284,7 @@ impl Machine {
             "update-initramfs", None, |c, f, s| { Ok(kernel::update_initramfs(c, f, s)) };
             "lsinitramfs", None, |c, f, _| Ok(kernel::lsinitramfs(c, f));
             "dmesg", None, |_, _, _| Ok(ok(""));
+            "nvidia-smi", None, |c, f, s| mig::nvidia_smi(c, f, s);
             "nvidia-uninstall", Some("/usr/bin/nvidia-uninstall"), |c, f, _| Ok(runfile(c, f));
             "tar", None, |c, f, _| Ok(tar(c, f));
             "dkms", Some("/usr/sbin/dkms"), |c, f, s| { Ok(kernel::dkms(c, f, s)) };
@@ -353,6 +354,7 @@ pub fn changes(cmd: &Cmd) -> bool {
         "docker" => containers::docker_changes(cmd),
         "/usr/bin/kubectl" => cluster::changes(cmd),
         "dkms" => cmd.args.first().is_some_and(|verb| verb != "status"),
+        "nvidia-smi" => mig::changes(cmd),
         "dpkg" => cmd.args.iter().any(|arg| arg == "--configure"),
         "ctr" => !cmd.args.iter().any(|arg| arg == "list" || arg == "version"),
         "apt-cache"
@@ -413,6 +415,7 @@ fn go_down(files: &FakeFiles) {
     for address in kernel::gpus(files) {
         files.take(&format!("/sys/bus/pci/devices/{address}/driver"));
     }
+    mig::reboot(files);
     for name in list(files, "/dev") {
         if name.starts_with("nvidia") {
             files.take(&format!("/dev/{name}"));

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Machines on which `install` exits with 0, with the required flags.
-const MACHINES: [(&str, &str, &[&str]); 6] = rows! {
+const MACHINES: [(&str, &str, &[&str]); 7] = rows! {
     "debian-12-h100", "", &[];
     "debian-12-h100",
         "packages = ['linux-image-amd64', 'docker.io']\nfiles = { '/etc/dkms/framework.conf' = 'modprobe_on_install=no' }",
@@ -29,6 +29,7 @@ const MACHINES: [(&str, &str, &[&str]); 6] = rows! {
             "driver.prebuilt.unsigned=true",
         ];
     "debian-12-h100", "gpus = []", &["--set", "gpu=optional"];
+    "debian-12-h100", "gpus = ['10de:20b5', '10de:20b5']", &["--set", "mig.layout=all-balanced"];
 };
 
 fn machine(at: usize) -> Machine {
@@ -163,6 +164,40 @@ fn uninstall_undoes_a_killed_install() {
             wrong.join("\n")
         );
     }
+}
+
+/// Kills the change of a MIG layout right before each mutation.
+#[test]
+fn killed_mig_change_is_finished_or_undone() {
+    const LAYOUT: [&str; 3] = ["install", "--set", "mig.layout=all-balanced"];
+    let at = MACHINES.len() - 1;
+    let prepared = || {
+        let machine = machine(at);
+        assert_eq!(machine.run(&["install"]).exit, 0);
+        machine
+    };
+    let untouched = machine(at).snapshot();
+    let reference = prepared();
+    let count = reference.count(&LAYOUT);
+    let wanted = reference.snapshot();
+    let points: Vec<u64> = (1..=count).collect();
+    assert!(points.len() > 5, "the layout changes nothing");
+    let wrong = in_parallel(&points, |n| {
+        let machine = prepared();
+        machine.stop_at(*n);
+        machine.run(&LAYOUT);
+        machine.go_on();
+        let again = machine.run(&LAYOUT);
+        let mut wrong = evaluate(*n, &again, fake::diff(&wanted, &machine.snapshot()));
+        let undone = machine.run(&["uninstall"]);
+        wrong.extend(evaluate(
+            *n,
+            &undone,
+            fake::diff(&untouched, &machine.snapshot()),
+        ));
+        wrong
+    });
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// The next uninstall finishes a killed one.

@@ -106,6 +106,8 @@ crate::scenarios::scenarios! {
     lock_file: "lock-file"
     main_job: "main-job"
     matrix_of_others: "matrix-of-others"
+    mig: "mig"
+    mig_ampere: "mig-ampere"
     mirror_half_synced: "mirror-half-synced"
     mirror_stays_half_synced: "mirror-stays-half-synced"
     missing_gpu_blames_no_driver: "missing-gpu-blames-no-driver"

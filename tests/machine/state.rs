@@ -38,6 +38,8 @@ pub struct Faults {
     pub beside: Option<String>,
     /// The behavior of NVML: `hung`, `no-devices`, `failed`, `mismatch`.
     pub nvml: Option<String>,
+    /// The command of `nvidia-smi` that fails: `create` (instances) or `reset`.
+    pub mig: Option<String>,
     /// The GPUs do not join the NVSwitch fabric.
     pub fabric: bool,
     /// The number of GPUs that the driver fails to initialize.

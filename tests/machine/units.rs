@@ -14,6 +14,8 @@ const ETC: &str = "/etc/systemd/system";
 const RUNNING: &str = "/run/simulated/active";
 /// NVIDIA's fabric manager.
 pub const FABRIC_MANAGER: &str = "nvidia-fabricmanager.service";
+/// The unit of `driver.mig`.
+const MIG: &str = "gpu-bootstrap-mig.service";
 const FAILED: &str = "/run/simulated/failed";
 
 /// The unit file, or `None` if the unit does not exist.
@@ -105,7 +107,14 @@ pub fn start(files: &FakeFiles, state: &State, unit: &str) -> Result<(), String>
             "containerd.service" => {
                 unless_refused(state, containers::containerd_merged(files), "containerd")
             }
-            "gpu-bootstrap-cdi.service" => Ok(containers::describe_again(files, state)),
+            "gpu-bootstrap-cdi.service" => {
+                // It is ordered after the MIG unit.
+                if enabled(files, MIG) {
+                    let _ = start(files, state, MIG);
+                }
+                Ok(containers::describe_again(files, state))
+            }
+            MIG => crate::mig::start_unit(files, state),
             "gpu-bootstrap-devices.service" => Ok(containers::link_nodes(files)),
             FABRIC_MANAGER => crate::fabric::start(files),
             crate::mps::UNIT => crate::mps::start(files, &text),

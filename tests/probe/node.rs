@@ -143,6 +143,7 @@ impl Node {
                         share: None,
                     })
                     .collect(),
+                mig_support: None,
                 fabric: None,
                 health: None,
                 error: None,

@@ -17,6 +17,7 @@ mod kernel_parameters;
 mod kinds;
 pub(super) mod kit;
 mod locks;
+mod mig;
 mod moved;
 mod network;
 mod obsolete_items;

@@ -24,7 +24,7 @@ use super::{
 use crate::host::exec::tail;
 use crate::host::{
     ComputeMode, CudaView, Exec, ExecError, FabricHealth, FabricProgress, Gpu, GpuFabric,
-    GpuHealth, Nvml, NvmlDevice, NvmlView,
+    GpuHealth, MigSupport, Nvml, NvmlDevice, NvmlView,
 };
 use crate::model::pci::PciId;
 
@@ -199,6 +199,7 @@ fn device(nvml: &Library, index: u32) -> NvmlDevice {
         compute_mode: None,
         mig: None,
         mig_devices: Vec::new(),
+        mig_support: None,
         fabric: None,
         health: None,
         error: None,
@@ -233,7 +234,13 @@ fn fill(about: &mut NvmlDevice, nvml: &Library, device: &Device<'_>) -> Result<(
         .map(|capability| format!("{}.{}", capability.major, capability.minor));
     about.persistence = optional(device.is_in_persistent_mode())?;
     about.compute_mode = optional(device.compute_mode())?.map(compute_mode);
-    about.mig = optional(device.mig_mode())?.map(|mode| mode.current != 0);
+    if let Some(mode) = optional(device.mig_mode())? {
+        about.mig = Some(mode.current != 0);
+        about.mig_support = Some(MigSupport {
+            pending: mode.pending != 0,
+            profiles: mig::profiles(nvml, device, about.memory_bytes)?,
+        });
+    }
     if about.mig == Some(true) {
         about.mig_devices = mig::devices(nvml, device, about.memory_bytes)?;
     }

@@ -1,4 +1,4 @@
-//! MIG devices of a GPU, from NVML. The wrapper has no functions for instances, so the C functions
+//! MIG devices and profiles of a GPU, from NVML. The wrapper has no functions for instances, so the C functions
 //! are called directly.
 
 use std::ptr;
@@ -6,11 +6,12 @@ use std::ptr;
 use nvml_wrapper::error::{NvmlError, nvml_try};
 use nvml_wrapper::{Device, Nvml as Library};
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlDeviceAttributes_t, nvmlGpuInstanceInfo_t, nvmlGpuInstanceProfileInfo_t,
+    nvmlDevice_t, nvmlDeviceAttributes_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t,
+    nvmlGpuInstanceProfileInfo_t,
 };
 
 use super::answer::optional;
-use crate::host::{MigDevice, MigShare};
+use crate::host::{MigDevice, MigPlacement, MigProfile, MigShare};
 
 /// The GPU instance slices and the name suffix of each `NVML_GPU_INSTANCE_PROFILE_…`, whose number
 /// is the index. Source: NVIDIA/go-nvlib v0.12.0, pkg/nvlib/device/mig_profile.go, and go-nvml
@@ -133,6 +134,73 @@ fn kind(
         }
     }
     Err(NvmlError::NotSupported)
+}
+
+/// Returns the profiles of a GPU with this memory size. Empty if the driver does not report them: R535 only does in MIG mode
+/// (mig-parted, `pkg/mig/config`).
+pub(super) fn profiles(
+    nvml: &Library,
+    gpu: &Device<'_>,
+    memory_bytes: Option<u64>,
+) -> Result<Vec<MigProfile>, NvmlError> {
+    let (Ok(profile_of), Some(memory)) = (
+        nvml.lib().nvmlDeviceGetGpuInstanceProfileInfo.as_ref(),
+        memory_bytes,
+    ) else {
+        return Ok(Vec::new());
+    };
+    // SAFETY: the handle is only used while `gpu`, and therefore the library, is alive.
+    let handle = unsafe { gpu.handle() };
+    let mut found = Vec::new();
+    for (kind, row) in (0..).zip(PROFILES) {
+        // SAFETY: a C struct of numbers, for which zeros are valid.
+        let mut info: nvmlGpuInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `info` is the struct that this function writes.
+        match nvml_try(unsafe { profile_of(handle, kind, &raw mut info) }) {
+            Err(NvmlError::InvalidArg) => continue,
+            answer => match optional(answer)? {
+                Some(()) => {}
+                None => continue,
+            },
+        }
+        let share = MigShare {
+            memory_mib: info.memorySizeMB,
+            compute_slices: row.0,
+            ..MigShare::default()
+        };
+        found.push(MigProfile {
+            name: profile(&share, memory, row),
+            count: info.instanceCount,
+            placements: optional(placements(nvml, handle, info.id))?.unwrap_or_default(),
+        });
+    }
+    Ok(found)
+}
+
+/// Returns the possible placements of instances with this profile ID, whether or not MIG is enabled.
+fn placements(
+    nvml: &Library,
+    gpu: nvmlDevice_t,
+    profile: u32,
+) -> Result<Vec<MigPlacement>, NvmlError> {
+    let ask = (nvml
+        .lib()
+        .nvmlDeviceGetGpuInstancePossiblePlacements_v2
+        .as_ref())
+    .map_err(|_| NvmlError::FunctionNotFound)?;
+    let mut count = 0;
+    // SAFETY: without an array, the function only writes the number of placements.
+    nvml_try(unsafe { ask(gpu, profile, ptr::null_mut(), &raw mut count) })?;
+    let empty = nvmlGpuInstancePlacement_t { start: 0, size: 0 };
+    let mut found = vec![empty; usize::try_from(count).unwrap_or_default()];
+    // SAFETY: the array has room for this number of placements.
+    nvml_try(unsafe { ask(gpu, profile, found.as_mut_ptr(), &raw mut count) })?;
+    found.truncate(usize::try_from(count).unwrap_or_default());
+    let placement = |one: nvmlGpuInstancePlacement_t| MigPlacement {
+        start: one.start,
+        size: one.size,
+    };
+    Ok(found.into_iter().map(placement).collect())
 }
 
 /// Returns the profile name as in NVIDIA's tools: compute instance slices if fewer than the GPU

@@ -73,6 +73,17 @@ impl Profile {
             _ => 1,
         }
     }
+
+    /// The first memory slices of the possible placements, as on A100.
+    pub fn starts(&self) -> &'static [u32] {
+        match self.index {
+            0 | 7 => &[0, 1, 2, 3, 4, 5, 6],
+            1 => &[0, 2, 4],
+            2 => &[0, 4],
+            9 => &[0, 2, 4, 6],
+            _ => &[0],
+        }
+    }
 }
 
 #[cfg(test)]

@@ -70,6 +70,23 @@ exports! {
             memorySizeMB: profile.memory_mib(it.gpu.memory_mib),
         })
     };
+    // Without space, only the number is written.
+    device nvmlDeviceGetGpuInstancePossiblePlacements_v2(
+        id: u32, placements: Out<nvmlGpuInstancePlacement_st>, count: Out<u32>
+    ) |it| {
+        supported(&it)?;
+        let profile = profiles().find(|profile| profile.id == id);
+        let profile = profile.ok_or(Code::INVALID_ARGUMENT)?;
+        let room = count.read()?;
+        count.put(profile.starts().len() as u32)?;
+        if room == 0 {
+            return Ok(());
+        }
+        placements.put_all(room, profile.starts().iter().map(|start| nvmlGpuInstancePlacement_st {
+            start: *start,
+            size: profile.eighths as u32,
+        }))
+    };
     // Instances have the handle of their MIG device.
     device nvmlDeviceGetGpuInstanceById(id: u32, instance: Out<nvmlGpuInstance_t>) |it| {
         let parts = &it.gpu.mig.devices;

@@ -32,7 +32,7 @@ unsupported! {
     nvmlDeviceGetFBCStats nvmlDeviceGetFanControlPolicy_v2 nvmlDeviceGetFanSpeed
     nvmlDeviceGetFanSpeedRPM nvmlDeviceGetFanSpeed_v2 nvmlDeviceGetGpcClkMinMaxVfOffset
     nvmlDeviceGetGpcClkVfOffset nvmlDeviceGetGpuFabricInfo_v4
-    nvmlDeviceGetGpuInstancePossiblePlacements nvmlDeviceGetGpuInstancePossiblePlacements_v2
+    nvmlDeviceGetGpuInstancePossiblePlacements
     nvmlDeviceGetGpuInstanceProfileInfoByIdV nvmlDeviceGetGpuInstanceProfileInfoV
     nvmlDeviceGetGpuInstanceRemainingCapacity nvmlDeviceGetGpuInstances
     nvmlDeviceGetGpuOperationMode nvmlDeviceGetGridLicensableFeatures

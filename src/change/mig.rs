@@ -1,0 +1,512 @@
+//! Changes the MIG mode and the instances of GPUs, and restores them. The unit that runs at each boot uses the same code,
+//! because no GPU keeps its instances across a reboot.
+//!
+//! Mode and instances are separate: the mode is set first, GPUs whose new mode is pending are reset together, and then the
+//! instances are created. Ampere needs the reset and stores the mode on the board. Hopper and later change the mode at once and
+//! lose it when the driver is unloaded. Source: NVIDIA/mig-parted v0.15.0, `cmd/nvidia-mig-parted/apply`, and the MIG user guide.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Applier, ChangeError, Reverted, Sink, Undo};
+use crate::{
+    host::{Cmd, ExecError, Nvml, NvmlDevice, NvmlView},
+    mig::{Client, Geometry, GpuLayout, Profile, clients, is_split, layout_of},
+    model::{pci::PciAddress, text::shell_word},
+    tools::{nvidia_smi, systemctl},
+    work::Hands,
+};
+
+/// The layouts of GPUs, and how they may be changed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Partition {
+    pub gpus: Vec<GpuLayout>,
+    /// Units that use the GPUs and may be stopped for the change. They are started again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stop_units: Vec<String>,
+    /// GPUs that must be reset together with these GPUs, because NVSwitches connect them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reset_with: Vec<PciAddress>,
+}
+
+impl fmt::Display for Partition {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let texts: Vec<String> = self.gpus.iter().map(ToString::to_string).collect();
+        to.write_str(&texts.join(" "))
+    }
+}
+
+/// Restores the layouts of GPUs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RestoreMig {
+    pub before: Vec<GpuLayout>,
+    /// The layouts of the change. Another layout was set by another program.
+    pub after: Vec<GpuLayout>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stop_units: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reset_with: Vec<PciAddress>,
+}
+
+impl RestoreMig {
+    /// Merges the undo with that of the preceding change: the older state is restored.
+    pub(super) fn merged_with(&self, older: &Self) -> Self {
+        let has = |all: &[GpuLayout], one: &GpuLayout| all.iter().any(|other| other.gpu == one.gpu);
+        let mut merged = self.clone();
+        merged.before.retain(|one| !has(&older.before, one));
+        merged.before.extend(older.before.iter().cloned());
+        let rest = older.after.iter().filter(|one| !has(&self.after, one));
+        merged.after.extend(rest.cloned());
+        merged
+    }
+}
+
+/// The result of a change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Partitioned {
+    /// The GPUs have their layouts.
+    Done,
+    /// The mode of these GPUs changes at the next boot, because they cannot be reset here.
+    AfterReboot(Vec<PciAddress>),
+}
+
+/// The file that exists if the GPU of a machine can be reset. In virtual machines, the hypervisor may not allow it. Source:
+/// NVIDIA/mig-parted, deployments/systemd/service.sh.
+fn reset_file(gpu: PciAddress) -> String {
+    format!("/sys/bus/pci/devices/{gpu}/reset")
+}
+
+impl Applier {
+    /// Finds programs that would block the change, before the first change of a run. Without a loaded driver, there are none.
+    pub(super) async fn dry_run_partition(&self, partition: &Partition) -> Result<(), ChangeError> {
+        let Nvml::Ready(view) = self.host.gpu.survey().await else {
+            return Ok(());
+        };
+        let gpus = changed(partition, &view)?;
+        for (gpu, wanted) in &gpus {
+            placed(gpu, wanted)?;
+        }
+        let mut found = used_by(self, &gpus)?;
+        found.retain(|client| {
+            let unit = client.unit.as_ref();
+            !unit.is_some_and(|unit| partition.stop_units.contains(unit))
+        });
+        refuse(&found)
+    }
+
+    pub(super) async fn capture_partition(
+        &self,
+        partition: &Partition,
+    ) -> Result<Undo, ChangeError> {
+        let view = survey(self).await?;
+        let mut before = Vec::new();
+        for wanted in &partition.gpus {
+            before.push(GpuLayout {
+                gpu: wanted.gpu,
+                layout: current(device(&view, wanted.gpu)?)?,
+            });
+        }
+        Ok(Undo::RestoreMig(RestoreMig {
+            before,
+            after: partition.gpus.clone(),
+            stop_units: partition.stop_units.clone(),
+            reset_with: partition.reset_with.clone(),
+        }))
+    }
+
+    /// Restores the layouts. A GPU that is missing now is skipped. A layout that another program has set is kept.
+    pub(super) async fn restore_mig(
+        &self,
+        undo: &RestoreMig,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        let texts = |gpus: &[GpuLayout]| {
+            let texts: Vec<String> = gpus.iter().map(ToString::to_string).collect();
+            format!("the MIG layout {}", texts.join(" "))
+        };
+        let view = match self.host.gpu.survey().await {
+            Nvml::Ready(view) => view,
+            _ => {
+                return Ok(Reverted::left(
+                    texts(&undo.after),
+                    "NVML does not respond, so the previous layout cannot be restored",
+                ));
+            }
+        };
+        let (mut wanted, mut kept) = (Vec::new(), Vec::new());
+        for before in &undo.before {
+            let Ok(gpu) = device(&view, before.gpu) else {
+                continue;
+            };
+            let now = current(gpu)?;
+            let ours = undo.after.iter().find(|after| after.gpu == before.gpu);
+            if now == before.layout && pending(gpu) == before.layout.enabled {
+                continue;
+            }
+            // A reboot destroys all instances, and an interrupted change has created none.
+            let is_ours = now.profiles().is_empty() || ours.is_some_and(|ours| ours.layout == now);
+            match is_ours {
+                true => wanted.push(before.clone()),
+                false => kept.push(format!("{}={now}", before.gpu)),
+            }
+        }
+        let mut endings = Vec::new();
+        if !kept.is_empty() {
+            endings.push(Reverted::left(
+                format!("the MIG layout {}", kept.join(" ")),
+                "another program has changed it",
+            ));
+        }
+        if wanted.is_empty() {
+            endings.push(Reverted::nothing("the GPUs have their previous MIG layout"));
+            return Ok(Reverted::of(endings));
+        }
+        let partition_back = Partition {
+            gpus: wanted,
+            stop_units: undo.stop_units.clone(),
+            reset_with: undo.reset_with.clone(),
+        };
+        let what = format!("restored {}", texts(&partition_back.gpus));
+        endings.push(match partition(self, &partition_back, sink).await? {
+            Partitioned::Done => Reverted::done(what),
+            Partitioned::AfterReboot(_) => {
+                Reverted::done(format!("{what}, which takes effect at the next boot"))
+            }
+        });
+        Ok(Reverted::of(endings))
+    }
+}
+
+/// Sets the layouts of GPUs, and verifies the result. GPUs that already have their layout are not touched.
+///
+/// # Errors
+/// If programs use a GPU, or if a command fails. The GPU then has no instances, and the message contains its address.
+pub async fn partition(
+    hands: &Hands,
+    partition: &Partition,
+    sink: &dyn Sink,
+) -> Result<Partitioned, ChangeError> {
+    let view = survey(hands).await?;
+    if changed(partition, &view)?.is_empty() {
+        return Ok(Partitioned::Done);
+    }
+    let mut stopped = Vec::new();
+    let mut result = Ok(Partitioned::Done);
+    for unit in &partition.stop_units {
+        match stop(hands, unit, sink).await {
+            Ok(true) => stopped.push(unit.clone()),
+            Ok(false) => {}
+            Err(error) => {
+                result = Err(error);
+                break;
+            }
+        }
+    }
+    if result.is_ok() {
+        result = change(hands, partition, &view, sink).await;
+    }
+    // Without waiting, because units may be ordered after the unit that runs this change at boot.
+    for unit in &stopped {
+        let what = format!("start `{unit}` again");
+        let started = hands
+            .tool(&what, &systemctl::start_no_block(unit), sink)
+            .await;
+        if let (Err(error), true) = (started, result.is_ok()) {
+            result = Err(error);
+        }
+    }
+    result
+}
+
+/// Stops a unit. Returns whether it was running.
+async fn stop(hands: &Hands, unit: &str, sink: &dyn Sink) -> Result<bool, ChangeError> {
+    let state = hands.unit_state_if_any(unit).await?;
+    if !state.is_some_and(|state| state.is_active()) {
+        return Ok(false);
+    }
+    let what = format!("stop `{unit}`, which uses the GPUs");
+    (hands.tool(&what, &systemctl::act("stop", unit), sink).await)?;
+    Ok(true)
+}
+
+async fn change(
+    hands: &Hands,
+    partition: &Partition,
+    view: &NvmlView,
+    sink: &dyn Sink,
+) -> Result<Partitioned, ChangeError> {
+    let gpus = changed(partition, view)?;
+    for (gpu, wanted) in &gpus {
+        placed(gpu, wanted)?;
+    }
+    refuse(&used_by(hands, &gpus)?)?;
+    for (gpu, wanted) in &gpus {
+        if is_split(gpu) {
+            destroy(hands, wanted.gpu, sink).await?;
+        }
+        if pending(gpu) != wanted.layout.enabled {
+            let mode = if wanted.layout.enabled {
+                "enable"
+            } else {
+                "disable"
+            };
+            let what = format!("{mode} MIG mode of GPU {}", wanted.gpu);
+            let cmd = nvidia_smi::set_mig_mode(wanted.gpu, wanted.layout.enabled);
+            hands.tool(&what, &cmd, sink).await.map_err(in_use)?;
+        }
+    }
+    let view = survey(hands).await?;
+    let waiting = waiting(partition, &view)?;
+    if let Some(first) = waiting.first() {
+        let mut together = partition.reset_with.clone();
+        for gpu in &waiting {
+            if !together.contains(gpu) {
+                together.push(*gpu);
+            }
+        }
+        for gpu in &together {
+            if !hands.host.files.exists(reset_file(*gpu).as_str().into())? {
+                sink.note(&format!(
+                    "GPU {gpu} cannot be reset on this machine, so its MIG mode changes at the next boot"
+                ));
+                return Ok(Partitioned::AfterReboot(waiting));
+            }
+        }
+        reset(hands, &together, &view, sink).await?;
+        if !self::waiting(partition, &survey(hands).await?)?.is_empty() {
+            return Err(ChangeError::unreadable(
+                format!("change the MIG mode of GPU {first}"),
+                "the mode is still pending after the reset",
+            )
+            .advice("run `systemctl reboot`, then `gpu-bootstrap install`"));
+        }
+    }
+    let view = survey(hands).await?;
+    for wanted in &partition.gpus {
+        let gpu = device(&view, wanted.gpu)?;
+        if !wanted.layout.profiles().is_empty() && current(gpu)? != wanted.layout {
+            create(hands, gpu, wanted, sink).await?;
+        }
+    }
+    let view = survey(hands).await?;
+    match changed(partition, &view)?.first() {
+        None => Ok(Partitioned::Done),
+        Some((gpu, wanted)) => Err(ChangeError::unreadable(
+            format!("partition GPU {}", wanted.gpu),
+            format!(
+                "its layout is `{}` instead of `{}`",
+                current(gpu)?,
+                wanted.layout
+            ),
+        )),
+    }
+}
+
+/// Creates the instances of a GPU without instances. If this fails, the GPU has no instances.
+async fn create(
+    hands: &Hands,
+    gpu: &NvmlDevice,
+    wanted: &GpuLayout,
+    sink: &dyn Sink,
+) -> Result<(), ChangeError> {
+    let cmd = nvidia_smi::create_instances(wanted.gpu, &placed(gpu, wanted)?);
+    if let Err(error) = hands.tool(&creation(wanted), &cmd, sink).await {
+        destroy(hands, wanted.gpu, sink).await?;
+        return Err(in_use(error));
+    }
+    Ok(())
+}
+
+fn creation(wanted: &GpuLayout) -> String {
+    format!(
+        "create MIG instances `{}` on GPU {}",
+        wanted.layout, wanted.gpu
+    )
+}
+
+/// Returns the instances with their positions. If the driver does not report positions, it chooses them, and the largest
+/// instances are created first.
+fn placed(
+    gpu: &NvmlDevice,
+    wanted: &GpuLayout,
+) -> Result<Vec<(Profile, Option<u32>)>, ChangeError> {
+    let profiles = wanted.layout.profiles();
+    let Some(geometry) = Geometry::of(None, gpu.mig_support.as_ref()) else {
+        return Ok(profiles.iter().map(|profile| (*profile, None)).collect());
+    };
+    let placed = geometry.place(profiles).map_err(|why| {
+        ChangeError::blocked("mig-layout", format!("{}: {why}", creation(wanted)))
+            .advice(format!("use a layout that fits: {}", geometry.fitting()))
+    })?;
+    let instance = |(profile, start)| (profile, Some(start));
+    Ok(placed.into_iter().map(instance).collect())
+}
+
+/// Destroys all instances of a GPU in MIG mode.
+async fn destroy(hands: &Hands, gpu: PciAddress, sink: &dyn Sink) -> Result<(), ChangeError> {
+    let what = format!("destroy the MIG instances of GPU {gpu}");
+    for cmd in [
+        nvidia_smi::destroy_compute_instances(gpu),
+        nvidia_smi::destroy_gpu_instances(gpu),
+    ] {
+        run_unless_none(hands, &what, &cmd, sink).await?;
+    }
+    Ok(())
+}
+
+async fn run_unless_none(
+    hands: &Hands,
+    what: &str,
+    cmd: &Cmd,
+    sink: &dyn Sink,
+) -> Result<(), ChangeError> {
+    let ended = |source: ExecError| in_use(ChangeError::tool(what, source));
+    let output = hands.exec(cmd, sink).await.map_err(ended)?;
+    if nvidia_smi::found_none(&output) {
+        return Ok(());
+    }
+    output.success(cmd).map(drop).map_err(ended)
+}
+
+/// Resets GPUs together.
+async fn reset(
+    hands: &Hands,
+    gpus: &[PciAddress],
+    view: &NvmlView,
+    sink: &dyn Sink,
+) -> Result<(), ChangeError> {
+    let mut devices = Vec::new();
+    for gpu in gpus {
+        devices.push(device(view, *gpu)?);
+    }
+    refuse(&clients_of(hands, &devices)?)?;
+    let what = "reset the GPUs, so that their MIG mode changes";
+    let reset = hands.tool(what, &nvidia_smi::reset(gpus), sink).await;
+    reset.map(drop).map_err(|error| {
+        let is_drm_loaded = hands.host.files.exists("/sys/module/nvidia_drm".into());
+        error.advice(match is_drm_loaded {
+            // NVIDIA/mig-parted#181.
+            Ok(true) => {
+                "the kernel module `nvidia_drm` may use the GPUs: run `systemctl reboot`, which also changes the mode; then \
+                 run `gpu-bootstrap install`"
+            }
+            _ => "run `systemctl reboot`, which also changes the mode; then run `gpu-bootstrap install`",
+        })
+    })
+}
+
+/// Adds a remedy to the error of a command that fails if a program uses the GPU.
+fn in_use(error: ChangeError) -> ChangeError {
+    error.advice(
+        "stop all programs that use the GPU (`fuser --verbose /dev/nvidia*`), then run `gpu-bootstrap install`",
+    )
+}
+
+async fn survey(hands: &Hands) -> Result<NvmlView, ChangeError> {
+    match hands.host.gpu.survey().await {
+        Nvml::Ready(view) => Ok(view),
+        other => Err(ChangeError::unreadable(
+            "read the MIG layout of the GPUs",
+            format!("NVML does not respond: {}", state_of(&other)),
+        )
+        .advice("run `gpu-bootstrap probe`")),
+    }
+}
+
+fn state_of(nvml: &Nvml) -> String {
+    match nvml {
+        Nvml::Ready(_) => "ready".to_owned(),
+        Nvml::NotLoadable { why } | Nvml::NotQueried { why } | Nvml::Failed { why, .. } => {
+            why.clone()
+        }
+        Nvml::DriverNotLoaded => "the driver is not loaded".to_owned(),
+        Nvml::VersionMismatch => "driver/library version mismatch".to_owned(),
+        Nvml::NoDevices => "no GPU responds".to_owned(),
+        Nvml::Hung { after_seconds } => format!("timeout after {after_seconds} s"),
+    }
+}
+
+fn device(view: &NvmlView, gpu: PciAddress) -> Result<&NvmlDevice, ChangeError> {
+    let found = (view.devices.iter()).find(|device| device.pci_address == Some(gpu));
+    found.ok_or_else(|| {
+        ChangeError::blocked(
+            "gpu-missing",
+            format!("partition GPU {gpu}: NVML does not list it"),
+        )
+        .advice("run `gpu-bootstrap install`, which computes the layout of the current GPUs")
+    })
+}
+
+fn current(gpu: &NvmlDevice) -> Result<crate::mig::Layout, ChangeError> {
+    layout_of(gpu).map_err(|what| ChangeError::unreadable("read the MIG layout", what))
+}
+
+fn pending(gpu: &NvmlDevice) -> bool {
+    let support = gpu.mig_support.as_ref();
+    support.map_or_else(|| is_split(gpu), |support| support.pending)
+}
+
+/// Returns the GPUs without their layout.
+fn changed<'v>(
+    partition: &'v Partition,
+    view: &'v NvmlView,
+) -> Result<Vec<(&'v NvmlDevice, &'v GpuLayout)>, ChangeError> {
+    let mut found = Vec::new();
+    for wanted in &partition.gpus {
+        let gpu = device(view, wanted.gpu)?;
+        if current(gpu)? != wanted.layout || pending(gpu) != wanted.layout.enabled {
+            found.push((gpu, wanted));
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the GPUs whose mode is set but not in effect.
+fn waiting(partition: &Partition, view: &NvmlView) -> Result<Vec<PciAddress>, ChangeError> {
+    let mut found = Vec::new();
+    for wanted in &partition.gpus {
+        if is_split(device(view, wanted.gpu)?) != wanted.layout.enabled {
+            found.push(wanted.gpu);
+        }
+    }
+    Ok(found)
+}
+
+fn used_by(hands: &Hands, gpus: &[(&NvmlDevice, &GpuLayout)]) -> Result<Vec<Client>, ChangeError> {
+    let devices: Vec<&NvmlDevice> = gpus.iter().map(|(gpu, _)| *gpu).collect();
+    clients_of(hands, &devices)
+}
+
+fn clients_of(hands: &Hands, gpus: &[&NvmlDevice]) -> Result<Vec<Client>, ChangeError> {
+    let minors: Vec<u32> = gpus.iter().filter_map(|gpu| gpu.minor).collect();
+    Ok(clients(&*hands.host.files, &*hands.host.system, &minors)?)
+}
+
+/// Returns an error that lists the programs. They are not stopped without consent.
+fn refuse(found: &[Client]) -> Result<(), ChangeError> {
+    if found.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> = found.iter().map(ToString::to_string).collect();
+    let units: Vec<String> = (found.iter().filter_map(|client| client.unit.as_ref()))
+        .map(shell_word)
+        .collect();
+    let hint = match units.is_empty() {
+        true => {
+            "drain the node or stop these programs, then run `gpu-bootstrap install`".to_owned()
+        }
+        false => format!(
+            "run `systemctl stop {}`, or add these units to `mig.stop-units`; stop the other programs; then run \
+             `gpu-bootstrap install`",
+            units.join(" ")
+        ),
+    };
+    let what = format!(
+        "partition the GPUs: in use by {}; the MIG layout of a GPU in use cannot be changed",
+        names.join(", ")
+    );
+    Err(ChangeError::blocked("gpu-in-use", what).advice(hint))
+}

@@ -1,0 +1,353 @@
+//! Tests changes of the MIG mode and of instances.
+
+use std::sync::{Arc, Mutex};
+
+use super::kit::TestMachine;
+use crate::{
+    change::{ApplyChanges, Change, Partition, Reverted, Undo},
+    exit::Exit,
+    host::{
+        Cmd, MigDevice, MigPlacement, MigProfile, MigSupport, Nvml, NvmlDevice, NvmlView, Output,
+        fake::{FakeGpu, failed, ok},
+    },
+};
+
+const GPU: &str = "0000:18:00.0";
+
+/// The GPU of a machine.
+#[derive(Debug, Clone, Default)]
+struct Board {
+    ampere: bool,
+    current: bool,
+    pending: bool,
+    /// Instances, as `PROFILE` or `PROFILE:START`.
+    instances: Vec<String>,
+    /// A part of the command lines that fail.
+    fails: Option<&'static str>,
+}
+
+impl Board {
+    fn nvml(&self) -> Nvml {
+        let placements = |starts: &[u32], size| {
+            let placement = |start: &u32| MigPlacement {
+                start: *start,
+                size,
+            };
+            starts.iter().map(placement).collect()
+        };
+        let profile = |name: &str, count, placements| MigProfile {
+            name: name.to_owned(),
+            count,
+            placements,
+        };
+        let device = |(index, name): (u32, &String)| MigDevice {
+            index,
+            uuid: Some(format!("MIG-{index}")),
+            profile: name.split(':').next().map(str::to_owned),
+            share: None,
+        };
+        Nvml::Ready(NvmlView {
+            driver_version: "580.178.04".to_owned(),
+            cuda_version: None,
+            devices: vec![NvmlDevice {
+                index: 0,
+                uuid: Some("GPU-0".to_owned()),
+                name: None,
+                pci_address: GPU.parse().ok(),
+                pci_id: None,
+                minor: Some(0),
+                memory_bytes: None,
+                compute_capability: None,
+                persistence: None,
+                mig: Some(self.current),
+                mig_devices: (0..).zip(&self.instances).map(device).collect(),
+                mig_support: Some(MigSupport {
+                    pending: self.pending,
+                    profiles: vec![
+                        profile("1g.10gb", 7, placements(&[0, 1, 2, 3, 4, 5, 6], 1)),
+                        profile("2g.20gb", 3, placements(&[0, 2, 4], 2)),
+                        profile("3g.40gb", 2, placements(&[0, 4], 4)),
+                    ],
+                }),
+                fabric: None,
+                health: None,
+                error: None,
+            }],
+        })
+    }
+
+    fn run(&mut self, cmd: &Cmd) -> Output {
+        let line = cmd.line();
+        if self.fails.is_some_and(|part| line.contains(part)) {
+            return failed(19, "In use by another client\n");
+        }
+        let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+        match args[..] {
+            ["-i", GPU, "-mig", mode] => {
+                self.pending = mode == "1";
+                if !self.ampere {
+                    self.current = self.pending;
+                }
+            }
+            ["mig", "-i", GPU, "-dci" | "-dgi"] if self.instances.is_empty() => {
+                return failed(6, "No GPU instances found: Not Found\n");
+            }
+            ["mig", "-i", GPU, "-dci"] => {}
+            ["mig", "-i", GPU, "-dgi"] => self.instances.clear(),
+            ["mig", "-i", GPU, "-cgi", names, "-C"] => {
+                self.instances = names.split(',').map(str::to_owned).collect();
+            }
+            ["-r", "-i", GPU] => {
+                self.current = self.pending;
+                self.instances.clear();
+            }
+            _ => panic!("{line}"),
+        }
+        ok("")
+    }
+}
+
+/// Adds the GPU and `nvidia-smi` to a machine.
+fn with_board(machine: &TestMachine, board: Board) -> Arc<Mutex<Board>> {
+    let files = &machine.fakes.files;
+    files.put(&format!("/sys/bus/pci/devices/{GPU}/reset"), "");
+    let gpu: FakeGpu = machine.fakes.gpu.clone();
+    gpu.set(board.nvml());
+    let shared = Arc::new(Mutex::new(board));
+    let board = Arc::clone(&shared);
+    machine.fakes.exec.on("nvidia-smi", move |cmd, _| {
+        let mut board = board.lock().unwrap();
+        let output = board.run(cmd);
+        gpu.set(board.nvml());
+        output
+    });
+    shared
+}
+
+fn layout(text: &str) -> Change {
+    Change::PartitionGpus {
+        partition: Partition {
+            gpus: vec![format!("{GPU}={text}").parse().expect("a layout")],
+            stop_units: vec!["nvidia-dcgm.service".to_owned()],
+            reset_with: Vec::new(),
+        },
+    }
+}
+
+fn commands(machine: &TestMachine) -> Vec<String> {
+    let lines = machine.fakes.exec.lines().into_iter();
+    let lines = lines.filter_map(|line| line.strip_prefix("nvidia-smi ").map(str::to_owned));
+    lines.collect()
+}
+
+#[tokio::test]
+async fn layout_is_set_and_restored() {
+    for ampere in [true, false] {
+        let machine = TestMachine::new();
+        let board = with_board(
+            &machine,
+            Board {
+                ampere,
+                ..Board::default()
+            },
+        );
+        let undo = machine
+            .apply(&layout("3g.40gb,2g.20gb,1g.10gb*2"))
+            .await
+            .unwrap();
+        let mut expected = vec!["-i 0000:18:00.0 -mig 1"];
+        if ampere {
+            expected.push("-r -i 0000:18:00.0");
+        }
+        // The positions are those of an order that fits.
+        expected.push("mig -i 0000:18:00.0 -cgi 3g.40gb:4,2g.20gb:0,1g.10gb:2,1g.10gb:3 -C");
+        assert_eq!(commands(&machine), expected);
+        let again = machine.apply(&layout("3g.40gb,2g.20gb,1g.10gb*2")).await;
+        assert!(again.unwrap().is_nothing());
+        assert_eq!(commands(&machine), expected, "nothing to change");
+        let second = machine.apply(&layout("1g.10gb*7")).await.unwrap();
+        assert_eq!(board.lock().unwrap().instances.len(), 7);
+        // Both changes are undone at once.
+        let merged = second.merge(&undo).expect("one undo");
+        machine.fakes.exec.clear_log();
+        let reverted = machine.revert(&merged).await;
+        assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+        assert!(!commands(&machine).iter().any(|line| line.contains("-cgi")));
+        let now = board.lock().unwrap().clone();
+        assert!(!now.current && now.instances.is_empty(), "{now:?}");
+        let nothing = machine.revert(&merged).await;
+        assert!(matches!(nothing, Reverted::Nothing { .. }), "{nothing:?}");
+    }
+}
+
+#[tokio::test]
+async fn previous_instances_are_restored() {
+    let machine = TestMachine::new();
+    let before = Board {
+        current: true,
+        pending: true,
+        instances: vec!["3g.40gb".to_owned(), "3g.40gb".to_owned()],
+        ..Board::default()
+    };
+    let board = with_board(&machine, before);
+    let undo = machine.apply(&layout("1g.10gb*7")).await.unwrap();
+    machine.revert(&undo).await;
+    let now = board.lock().unwrap().instances.clone();
+    assert_eq!(now, ["3g.40gb:0", "3g.40gb:4"]);
+}
+
+#[tokio::test]
+async fn interrupted_change_is_undone() {
+    // Killed after the mode was set, or after the reset.
+    for current in [false, true] {
+        let machine = TestMachine::new();
+        let board = with_board(
+            &machine,
+            Board {
+                ampere: true,
+                ..Board::default()
+            },
+        );
+        let undo = machine.applier.capture(&layout("1g.10gb*7")).await.unwrap();
+        {
+            let mut board = board.lock().unwrap();
+            board.pending = true;
+            board.current = current;
+            machine.fakes.gpu.set(board.nvml());
+        }
+        let applier = machine.restarted();
+        let undo = applier.reconcile(&undo, &machine.sink).await.unwrap();
+        machine.revert(&undo).await;
+        let now = board.lock().unwrap().clone();
+        assert!(!now.current && !now.pending, "{current}: {now:?}");
+    }
+}
+
+#[tokio::test]
+async fn layout_of_another_program_is_kept() {
+    let machine = TestMachine::new();
+    let board = with_board(&machine, Board::default());
+    let undo = machine.apply(&layout("1g.10gb*7")).await.unwrap();
+    {
+        let mut board = board.lock().unwrap();
+        board.instances = vec!["2g.20gb".to_owned()];
+        machine.fakes.gpu.set(board.nvml());
+    }
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
+    assert_eq!(board.lock().unwrap().instances, ["2g.20gb"]);
+}
+
+#[tokio::test]
+async fn client_blocks_unless_its_unit_may_be_stopped() {
+    let machine = TestMachine::new();
+    with_board(&machine, Board::default());
+    let files = &machine.fakes.files;
+    files.put("/proc/77/comm", "nv-hostengine\n");
+    files.put("/proc/77/cmdline", "/usr/bin/nv-hostengine\0");
+    files.put_link("/proc/77/fd/9", "/dev/nvidia0");
+    files.put("/proc/77/cgroup", "0::/system.slice/other.service\n");
+    let change = layout("1g.10gb*7");
+    let error = machine.applier.dry_run(&change).await.unwrap_err();
+    assert_eq!((error.reason, error.exit), ("gpu-in-use", Exit::Blocked));
+    assert!(
+        error
+            .what
+            .contains("nv-hostengine (process 77 of `other.service`)"),
+        "{error}"
+    );
+    let hint = error.hint.unwrap_or_default();
+    assert!(
+        hint.starts_with("run `systemctl stop other.service`"),
+        "{hint}"
+    );
+    assert!(machine.apply(&change).await.is_err());
+    assert!(commands(&machine).is_empty());
+    // With consent, the dry run passes, and the unit is stopped and started again.
+    files.put("/proc/77/cgroup", "0::/system.slice/nvidia-dcgm.service\n");
+    machine.applier.dry_run(&change).await.unwrap();
+    machine
+        .units
+        .put("nvidia-dcgm.service", "enabled", "active");
+    files.take("/proc/77");
+    machine.apply(&change).await.unwrap();
+    let lines = machine.fakes.exec.lines();
+    let position = |line: &str| lines.iter().position(|one| one == line);
+    let stopped = position("systemctl stop -- nvidia-dcgm.service");
+    let started = position("systemctl start --no-block -- nvidia-dcgm.service");
+    assert!(stopped.is_some() && stopped < started, "{lines:#?}");
+}
+
+#[tokio::test]
+async fn failed_reset_names_the_remedy() {
+    let machine = TestMachine::new();
+    let board = Board {
+        ampere: true,
+        fails: Some("-r -i"),
+        ..Board::default()
+    };
+    with_board(&machine, board);
+    machine
+        .fakes
+        .files
+        .put("/sys/module/nvidia_drm/refcnt", "1");
+    let error = machine.apply(&layout("1g.10gb*7")).await.unwrap_err();
+    let hint = error.hint.unwrap_or_default();
+    assert!(hint.contains("nvidia_drm"), "{hint}");
+}
+
+#[tokio::test]
+async fn mode_waits_for_a_reboot_without_a_reset() {
+    let machine = TestMachine::new();
+    let board = with_board(
+        &machine,
+        Board {
+            ampere: true,
+            ..Board::default()
+        },
+    );
+    machine
+        .fakes
+        .files
+        .take(&format!("/sys/bus/pci/devices/{GPU}/reset"));
+    let undo = machine.apply(&layout("1g.10gb*7")).await.unwrap();
+    assert!(matches!(undo, Undo::RestoreMig(_)), "{undo:?}");
+    assert_eq!(commands(&machine), ["-i 0000:18:00.0 -mig 1"]);
+    assert!(machine.sink.text().contains("at the next boot"));
+    // After the reboot.
+    {
+        let mut board = board.lock().unwrap();
+        board.current = true;
+        machine.fakes.gpu.set(board.nvml());
+    }
+    machine.apply(&layout("1g.10gb*7")).await.unwrap();
+    assert_eq!(board.lock().unwrap().instances.len(), 7);
+}
+
+#[tokio::test]
+async fn failed_creation_leaves_no_instances() {
+    let machine = TestMachine::new();
+    let board = with_board(
+        &machine,
+        Board {
+            current: true,
+            pending: true,
+            fails: Some("-cgi"),
+            ..Board::default()
+        },
+    );
+    let error = machine.apply(&layout("1g.10gb*7")).await.unwrap_err();
+    assert!(
+        error.what.contains("`1g.10gb*7` on GPU 0000:18:00.0"),
+        "{error}"
+    );
+    assert!(board.lock().unwrap().instances.is_empty());
+    // A layout that does not fit is found before a command runs.
+    machine.fakes.exec.clear_log();
+    let error = machine
+        .apply(&layout("3g.40gb*2,1g.10gb"))
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason, "mig-layout");
+    assert!(commands(&machine).is_empty());
+}

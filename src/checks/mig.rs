@@ -1,0 +1,239 @@
+//! Checks that GPUs in MIG mode have MIG devices that programs and the device plugin can use, on any machine. The step
+//! `driver.mig` compares them with the settings.
+
+use crate::{
+    check::{Family, Finding, Subject, Verdict},
+    host::{Nvml, NvmlDevice},
+    mig::{self, MigStrategy},
+    model::{id::Id, text::counted},
+    step::StepError,
+    steps::MIG_UNIT,
+    tools::systemctl::{UnitState, own_file},
+};
+
+const LAYOUT: Id = Id::new("drv.mig.layout");
+
+pub(super) const FAMILY: Family = Family {
+    ids: || vec![LAYOUT],
+    examine: |subject| Box::pin(examine(subject)),
+};
+
+/// The data of the finding.
+#[derive(Debug, Clone, Default)]
+struct MigState {
+    gpus: Vec<NvmlDevice>,
+    strategy: MigStrategy,
+    unit: Option<UnitState>,
+}
+
+fn decide(state: &MigState) -> Finding {
+    let finding = |status, why: String| Finding::new(LAYOUT, status, why);
+    let fail = |why: String, remedy: &str| Finding {
+        remedy: Some(remedy.to_owned()),
+        ..finding(Verdict::Fail, why)
+    };
+    let is_failed = (state.unit.as_ref()).is_some_and(|unit| unit.active == "failed");
+    if is_failed {
+        return fail(
+            format!("`{MIG_UNIT}` failed, so the MIG layout may differ from the configured one"),
+            &format!("run `journalctl --boot --unit={MIG_UNIT}`, then `gpu-bootstrap install`"),
+        );
+    }
+    if !state.gpus.iter().any(mig::is_capable) {
+        return finding(Verdict::Skip, "no GPU supports MIG".to_owned());
+    }
+    let names = |gpus: &[&NvmlDevice]| {
+        let names: Vec<String> = gpus.iter().map(|gpu| gpu.index.to_string()).collect();
+        match gpus {
+            [_] => format!("GPU {}", names.join(", ")),
+            _ => format!("GPUs {}", names.join(", ")),
+        }
+    };
+    let pending: Vec<&NvmlDevice> = (state.gpus.iter())
+        .filter(|gpu| {
+            let support = gpu.mig_support.as_ref();
+            support.is_some_and(|support| support.pending != mig::is_split(gpu))
+        })
+        .collect();
+    let split: Vec<&NvmlDevice> = (state.gpus.iter().filter(|gpu| mig::is_split(gpu))).collect();
+    if split.is_empty() && pending.is_empty() {
+        return finding(Verdict::Skip, "MIG is disabled".to_owned());
+    }
+    let empty: Vec<&NvmlDevice> = (split.iter().copied())
+        .filter(|gpu| gpu.mig_devices.is_empty())
+        .collect();
+    if !empty.is_empty() {
+        return fail(
+            format!(
+                "in MIG mode without a MIG device, so programs cannot use it: {}",
+                names(&empty)
+            ),
+            "set `mig.layout`, then run `gpu-bootstrap install`; or create MIG devices (`nvidia-smi mig -cgi PROFILE -C`), or \
+             disable MIG mode",
+        );
+    }
+    let is_unsuitable = state.strategy == MigStrategy::Single
+        && mig::offers(MigStrategy::Single, &state.gpus)
+            .is_ok_and(|offers| offers.iter().any(|offer| offer.part.is_none()));
+    if is_unsuitable {
+        return fail(
+            "the MIG strategy `single` needs MIG devices of one profile on all GPUs, so the device plugin offers no GPU".to_owned(),
+            "set `cluster.mig-strategy = \"mixed\"`, also for the device plugin, or a `mig.layout` with one profile",
+        );
+    }
+    if !pending.is_empty() {
+        return Finding {
+            remedy: Some("run `systemctl reboot`".to_owned()),
+            ..finding(
+                Verdict::Warn,
+                format!(
+                    "the MIG mode changes at the next reset: {}",
+                    names(&pending)
+                ),
+            )
+        };
+    }
+    let devices: usize = split.iter().map(|gpu| gpu.mig_devices.len()).sum();
+    finding(
+        Verdict::Pass,
+        format!(
+            "{} on {}",
+            counted(devices, "MIG device"),
+            counted(split.len(), "GPU")
+        ),
+    )
+}
+
+async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    if subject.state.loaded_driver()?.is_none() {
+        let why = "no driver is loaded";
+        return Ok(vec![Finding::new(LAYOUT, Verdict::Skip, why)]);
+    }
+    let gpus = match subject.state.nvml().await {
+        Nvml::Ready(view) => view.devices.clone(),
+        Nvml::NotQueried { why } => {
+            return Ok(vec![Finding::new(LAYOUT, Verdict::Skip, why.clone())]);
+        }
+        _ => {
+            let why = "NVML does not respond";
+            return Ok(vec![Finding::new(LAYOUT, Verdict::Unknown, why)]);
+        }
+    };
+    let cluster = subject.desired.and_then(|desired| desired.cluster.as_ref());
+    let state = MigState {
+        strategy: cluster.map_or(MigStrategy::None, |cluster| cluster.node.mig_strategy),
+        unit: match subject.host.files().exists(&own_file(MIG_UNIT))? {
+            true => subject.state.unit(MIG_UNIT).await?,
+            false => None,
+        },
+        gpus,
+    };
+    Ok(vec![decide(&state)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        host::{MigDevice, MigShare, MigSupport},
+        steps::fixtures::{nvml_device, unit},
+    };
+
+    /// A GPU with MIG devices of these profiles. `None` if MIG is disabled.
+    fn gpu(index: u32, profiles: Option<&[&str]>) -> NvmlDevice {
+        let parts = (0..).zip(profiles.unwrap_or_default());
+        NvmlDevice {
+            mig: Some(profiles.is_some()),
+            mig_devices: parts
+                .map(|(index, profile)| MigDevice {
+                    index,
+                    uuid: None,
+                    profile: Some((*profile).to_owned()),
+                    share: Some(MigShare::default()),
+                })
+                .collect(),
+            mig_support: Some(MigSupport {
+                pending: profiles.is_some(),
+                profiles: Vec::new(),
+            }),
+            ..nvml_device(index)
+        }
+    }
+
+    #[test]
+    fn unusable_layouts_are_reported() {
+        use MigStrategy::{None as Without, Single};
+        use Verdict::{Fail, Pass, Skip};
+        let one: &[&str] = &["1g.10gb"];
+        let two: &[&str] = &["3g.40gb", "1g.10gb"];
+        for (gpus, strategy, verdict, why) in [
+            (vec![gpu(0, None)], Without, Skip, "MIG is disabled"),
+            (
+                vec![gpu(0, Some(one))],
+                Single,
+                Pass,
+                "1 MIG device on 1 GPU",
+            ),
+            (
+                vec![gpu(0, Some(one)), gpu(1, Some(&[]))],
+                Without,
+                Fail,
+                "in MIG mode without a MIG device, so programs cannot use it: GPU 1",
+            ),
+            (
+                vec![gpu(0, Some(two))],
+                Without,
+                Pass,
+                "2 MIG devices on 1 GPU",
+            ),
+            (
+                vec![gpu(0, Some(two))],
+                Single,
+                Fail,
+                "the MIG strategy `single` needs",
+            ),
+            (
+                vec![gpu(0, Some(one)), gpu(1, None)],
+                Single,
+                Fail,
+                "the MIG strategy `single` needs",
+            ),
+        ] {
+            let state = MigState {
+                gpus,
+                strategy,
+                unit: None,
+            };
+            let finding = decide(&state);
+            assert_eq!(finding.status, verdict, "{}", finding.why);
+            assert!(finding.why.starts_with(why), "{}", finding.why);
+        }
+    }
+
+    #[test]
+    fn pending_mode_and_failed_unit_are_reported() {
+        let mut pending = gpu(0, None);
+        pending.mig_support = Some(MigSupport {
+            pending: true,
+            profiles: Vec::new(),
+        });
+        let mut state = MigState {
+            gpus: vec![pending],
+            ..MigState::default()
+        };
+        assert_eq!(decide(&state).status, Verdict::Warn);
+        state.unit = Some(unit("enabled", "failed"));
+        let finding = decide(&state);
+        assert_eq!(finding.status, Verdict::Fail);
+        assert!(finding.why.contains(MIG_UNIT), "{}", finding.why);
+        let plain = NvmlDevice {
+            mig: None,
+            ..nvml_device(0)
+        };
+        let state = MigState {
+            gpus: vec![plain],
+            ..MigState::default()
+        };
+        assert_eq!(decide(&state).why, "no GPU supports MIG");
+    }
+}

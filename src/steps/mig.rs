@@ -1,0 +1,643 @@
+//! `driver.mig`: each GPU that supports MIG has the configured layout, now and after every boot.
+//!
+//! Instances never persist, and GPUs since Hopper also lose the MIG mode when the driver is unloaded. A unit therefore applies and
+//! verifies the layout at each boot, before container runtimes and the kubelet start. If it fails, the unit fails: a node must not
+//! silently offer other devices than configured. The command line of the unit contains the resolved layout, so that a boot
+//! depends on neither settings nor the network.
+
+use std::collections::BTreeSet;
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{
+    DRIVER_FABRIC, DRIVER_MIG, DRIVER_MODULE, DRIVER_NODES, DRIVER_PERSISTENCE, VALIDATION_DEVICES,
+    cdi, messages,
+    nodes::{self, is_enabled, users},
+    program,
+};
+use crate::{
+    change::{Change, Lock, Partition},
+    compat::matrix::Fabric,
+    config::desired::{Desired, MigSpec},
+    error::one_line,
+    fabric,
+    host::{ExecError, FilesError, Nvml, NvmlDevice, trusted::refuse_foreign},
+    mig::{
+        Geometry, GpuLayout, Layout, LayoutRequest, MigGpu, NoLayout, is_capable, is_split,
+        layout_of,
+    },
+    model::{pci::PciAddress, text::counted},
+    step::{Assessment, Cx, Step, StepError},
+    tools::{
+        packages::HEADER,
+        systemctl::{own_file, quoted},
+        toolkit,
+    },
+};
+
+/// The unit that partitions the GPUs at each boot.
+pub const UNIT: &str = "gpu-bootstrap-mig.service";
+
+/// Units that use the GPUs and start at boot. A GPU in use cannot be partitioned. Source: NVIDIA/mig-parted,
+/// deployments/systemd/hooks.sh.
+const CLIENTS: [&str; 3] = [
+    "nvidia-dcgm.service",
+    "dcgm-exporter.service",
+    "nvsm.service",
+];
+
+/// Prefix of the command line in the unit.
+const START: &str = "ExecStart=";
+
+/// The first compute capability whose MIG mode changes without a reset: Hopper. Source: the MIG user guide.
+const WITHOUT_RESET: u32 = 9;
+
+/// The `driver.mig` step.
+pub(super) fn step() -> Step {
+    Step::new(DRIVER_MIG, |cx| Box::pin(assess(cx)))
+        .after([
+            DRIVER_MODULE,
+            DRIVER_PERSISTENCE,
+            DRIVER_FABRIC,
+            DRIVER_NODES,
+            VALIDATION_DEVICES,
+        ])
+        .locks([Lock::Modules])
+        .wants(|_, desired| desired.driver.is_none() || desired.mig.is_some())
+}
+
+#[derive(Debug, Clone)]
+struct MigState {
+    /// The content of the layout file, or the reason that it cannot be used. `None` if no file is configured.
+    file: Option<Result<String, String>>,
+    /// The GPUs that are not reserved for virtual machines, by PCI address.
+    gpus: Vec<SeenGpu>,
+    /// A driver is loaded.
+    loaded: bool,
+    /// The reason that NVML does not respond although a driver is loaded.
+    silent: Option<String>,
+    unit: Option<String>,
+    enabled: bool,
+    /// The executable for the unit, or the reason that it must not be used.
+    program: Result<Utf8PathBuf, String>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct SeenGpu {
+    gpu: MigGpu,
+    /// The layout and the pending mode, or the missing value. `None` if NVML does not list the GPU.
+    now: Option<Result<(Layout, bool), String>>,
+    /// A change of the mode needs a reset.
+    needs_reset: bool,
+    can_reset: bool,
+}
+
+fn seen(cx: &Cx<'_>, devices: Option<&[NvmlDevice]>) -> Result<Vec<SeenGpu>, StepError> {
+    let mut found = Vec::new();
+    for fact in messages::usable(cx)? {
+        let address = fact.pci_address;
+        let device = (devices.into_iter().flatten())
+            .find(|device| device.pci_address == Some(address) && device.error.is_none());
+        let support = device.and_then(|device| device.mig_support.as_ref());
+        let geometry = Geometry::of(Some(fact.pci_id), support);
+        let capability = device.and_then(|device| {
+            let capability = device.compute_capability.as_deref()?;
+            capability.split('.').next()?.parse::<u32>().ok()
+        });
+        let reset = format!("/sys/bus/pci/devices/{address}/reset");
+        found.push(SeenGpu {
+            now: device.map(|device| {
+                let pending = support.map_or(is_split(device), |support| support.pending);
+                layout_of(device).map(|layout| (layout, pending))
+            }),
+            needs_reset: capability.is_none_or(|major| major < WITHOUT_RESET),
+            can_reset: cx.host.files().exists(Utf8Path::new(&reset))?,
+            gpu: MigGpu {
+                address,
+                id: fact.pci_id,
+                subsystem: fact.subsystem_id,
+                name: (fact.name.clone()).unwrap_or_else(|| fact.pci_id.to_string()),
+                // Without NVML, a GPU with an entry in the table supports MIG. Any other GPU may.
+                supports_mig: match device {
+                    Some(device) => Some(is_capable(device)),
+                    None => geometry.is_some().then_some(true),
+                },
+                geometry,
+            },
+        });
+    }
+    found.sort_by_key(|seen| seen.gpu.address);
+    Ok(found)
+}
+
+async fn detect(cx: &Cx<'_>, spec: &MigSpec) -> Result<MigState, StepError> {
+    let files = cx.host.files();
+    let loaded = cx.state.loaded_driver()?.is_some();
+    let (mut devices, mut silent) = (None, None);
+    if loaded {
+        match cx.state.nvml().await {
+            Nvml::Ready(view) => devices = Some(view.devices.as_slice()),
+            Nvml::Hung { after_seconds } => {
+                silent = Some(format!("NVML timed out after {after_seconds} s"));
+            }
+            Nvml::NotQueried { why } => {
+                let (command, why) = ("NVML".to_owned(), why.clone());
+                return Err(ExecError::NotQueried { command, why }.into());
+            }
+            other => silent = Some(format!("NVML does not respond ({})", state_of(other))),
+        }
+    }
+    let unit = files.read_text(&own_file(UNIT))?;
+    let named = unit
+        .as_deref()
+        .and_then(|text| program::program_in(text, START));
+    Ok(MigState {
+        file: match &spec.layout {
+            LayoutRequest::File { path, .. } => Some(file(cx, path)?),
+            LayoutRequest::Named(_) | LayoutRequest::Models(_) => None,
+        },
+        gpus: seen(cx, devices)?,
+        loaded,
+        silent,
+        enabled: is_enabled(cx, UNIT)?,
+        program: program::named_or_persistent(cx, named.as_deref())?,
+        unit,
+    })
+}
+
+fn state_of(nvml: &Nvml) -> &'static str {
+    match nvml {
+        Nvml::VersionMismatch => "driver/library version mismatch",
+        Nvml::NoDevices => "no GPU responds",
+        Nvml::NotLoadable { .. } => "its library cannot be loaded",
+        _ => "it failed",
+    }
+}
+
+/// Reads the layout file. A file of another user is not used, because its owner would control the GPUs.
+fn file(cx: &Cx<'_>, path: &Utf8Path) -> Result<Result<String, String>, StepError> {
+    let files = cx.host.files();
+    if cx.state.is_of_this_machine() {
+        match refuse_foreign(files, path) {
+            Ok(()) => {}
+            Err(error @ FilesError::Foreign { .. }) => return Ok(Err(one_line(&error))),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let text = files.read_text(path)?;
+    Ok(text.ok_or_else(|| format!("`{path}` does not exist")))
+}
+
+/// The unit text.
+fn unit(program: &Utf8Path, partition: &Partition) -> String {
+    let mut command = format!("{} partition-gpus", quoted(program));
+    for name in &partition.stop_units {
+        command.push_str(&format!(" --stop-unit={}", quoted(Utf8Path::new(name))));
+    }
+    for gpu in &partition.reset_with {
+        command.push_str(&format!(" --reset-with={gpu}"));
+    }
+    command.push_str(&format!(" {partition}"));
+    let stopped = partition.stop_units.iter().map(String::as_str);
+    let clients: BTreeSet<&str> = CLIENTS.into_iter().chain(stopped).collect();
+    let clients: Vec<&str> = clients.into_iter().collect();
+    format!(
+        include_str!("mig.service"),
+        header = HEADER,
+        nodes = nodes::UNIT,
+        fabric = fabric::UNIT,
+        cdi = cdi::UNIT,
+        refresh = toolkit::REFRESH,
+        users = users(),
+        clients = clients.join(" "),
+        command = command,
+    )
+}
+
+fn decide(state: &MigState, desired: &Desired) -> Assessment {
+    let Some(driver) = &desired.driver else {
+        return messages::no_driver();
+    };
+    let Some(spec) = &desired.mig else {
+        return Assessment::not_applicable("no MIG layout is configured");
+    };
+    if desired.image {
+        return Assessment::awaits_boot("the GPUs are partitioned at the first boot of the image");
+    }
+    if state.gpus.is_empty() {
+        return Assessment::not_applicable("no NVIDIA GPU is on the PCI bus");
+    }
+    let text = match &state.file {
+        Some(Err(why)) => {
+            return Assessment::blocked(
+                format!("the MIG layout cannot be read: {why}"),
+                "create the file that `mig.file` specifies, with root as its owner and mode 0644",
+            );
+        }
+        Some(Ok(text)) => Some(text.as_str()),
+        None => None,
+    };
+    let gpus: Vec<MigGpu> = state.gpus.iter().map(|seen| seen.gpu.clone()).collect();
+    let layouts = match spec.layout.layouts(text, &gpus) {
+        Ok(layouts) => layouts,
+        Err(NoLayout::Fault(fault)) => return Assessment::blocked(fault.why, fault.remedy),
+        Err(NoLayout::Later(gpu)) if state.loaded => return unknown(state, &gpu),
+        Err(NoLayout::Later(gpu)) => {
+            return after_module(format!("the MIG profiles of {gpu} are unknown"), Vec::new());
+        }
+    };
+    if layouts.is_empty() {
+        return Assessment::not_applicable("no GPU supports MIG");
+    }
+    let program = match &state.program {
+        Ok(program) => program,
+        Err(why) => return program::not_persistent(why, own_file(UNIT).as_str()),
+    };
+    let partition = Partition {
+        reset_with: reset_with(driver.companions.needs, &layouts),
+        gpus: layouts,
+        stop_units: spec.stop_units.clone(),
+    };
+    let at_boot = unit(program, &partition);
+    let mut at_boot_changes = Vec::new();
+    if state.unit.as_ref() != Some(&at_boot) {
+        at_boot_changes.push(Change::write(own_file(UNIT), at_boot));
+    }
+    if !state.enabled || !at_boot_changes.is_empty() {
+        at_boot_changes.push(Change::EnableUnit {
+            unit: UNIT.to_owned(),
+            // This step partitions the GPUs now.
+            start: false,
+        });
+    }
+    let now = match differences(state, &partition) {
+        Ok(now) => now,
+        Err(reason) => return reason.with(partition, at_boot_changes),
+    };
+    let (mut whys, mut changes) = (Vec::new(), Vec::new());
+    match now {
+        Differences::Reboot(why) => {
+            let mut changes = at_boot_changes;
+            changes.push(Change::Reboot { why: why.clone() });
+            return Assessment::needs(why, changes);
+        }
+        Differences::Layouts(differing) if differing.is_empty() => {}
+        Differences::Layouts(differing) => {
+            whys.push(differing.join("; "));
+            changes.push(Change::PartitionGpus {
+                partition: partition.clone(),
+            });
+        }
+    }
+    if !at_boot_changes.is_empty() {
+        whys.push(format!("`{UNIT}` does not apply this layout at boot"));
+        changes.extend(at_boot_changes);
+    }
+    if changes.is_empty() {
+        return Assessment::satisfied(format!(
+            "{} with the configured MIG layout ({partition}), and `{UNIT}` applies it at boot",
+            counted(partition.gpus.len(), "GPU")
+        ));
+    }
+    Assessment::needs(whys.join("; "), changes)
+}
+
+/// The comparison of the GPUs with their layouts.
+enum Differences {
+    /// A description of each GPU that differs.
+    Layouts(Vec<String>),
+    /// A pending mode takes effect at the next boot.
+    Reboot(String),
+}
+
+/// The reason that the GPUs cannot be compared.
+enum NoComparison {
+    /// The driver is not loaded.
+    NotLoaded,
+    Silent(String),
+}
+
+impl NoComparison {
+    fn with(self, partition: Partition, at_boot: Vec<Change>) -> Assessment {
+        match self {
+            Self::NotLoaded => {
+                let mut expected = vec![Change::PartitionGpus { partition }];
+                expected.extend(at_boot);
+                after_module("the driver is not loaded".to_owned(), expected)
+            }
+            Self::Silent(why) => unreadable(&why),
+        }
+    }
+}
+
+fn unreadable(why: &str) -> Assessment {
+    Assessment::BlockedNow {
+        why: format!("the current MIG layout is unknown: {why}"),
+        hint: "run `gpu-bootstrap probe`".to_owned(),
+        retryable: None,
+    }
+}
+
+fn differences(state: &MigState, partition: &Partition) -> Result<Differences, NoComparison> {
+    if !state.loaded {
+        return Err(NoComparison::NotLoaded);
+    }
+    if let Some(why) = &state.silent {
+        return Err(NoComparison::Silent(why.clone()));
+    }
+    let mut differing = Vec::new();
+    let mut waiting = Vec::new();
+    for wanted in &partition.gpus {
+        let seen = (state.gpus.iter()).find(|seen| seen.gpu.address == wanted.gpu);
+        let Some((seen, now)) = seen.and_then(|seen| Some((seen, seen.now.as_ref()?))) else {
+            let why = format!("NVML does not list GPU {}", wanted.gpu);
+            return Err(NoComparison::Silent(why));
+        };
+        let (layout, pending) = match now {
+            Ok(now) => now,
+            Err(what) => return Err(NoComparison::Silent(format!("NVML does not report {what}"))),
+        };
+        let GpuLayout { gpu, layout: want } = wanted;
+        if layout.enabled != want.enabled && *pending == want.enabled && cannot_reset(seen) {
+            waiting.push(gpu.to_string());
+        } else if layout != want || *pending != want.enabled {
+            differing.push(format!(
+                "GPU {gpu} has MIG layout `{layout}` instead of `{want}`"
+            ));
+        }
+    }
+    if differing.is_empty() && !waiting.is_empty() {
+        return Ok(Differences::Reboot(format!(
+            "the MIG mode of {} is set but takes effect at the next boot, because this machine cannot reset its GPUs",
+            waiting.join(", ")
+        )));
+    }
+    Ok(Differences::Layouts(differing))
+}
+
+fn cannot_reset(seen: &SeenGpu) -> bool {
+    seen.needs_reset && !seen.can_reset
+}
+
+/// GPUs that NVSwitches connect can only be reset together.
+fn reset_with(fabric: Fabric, layouts: &[GpuLayout]) -> Vec<PciAddress> {
+    match fabric {
+        Fabric::Fm | Fabric::FmNvlsm => layouts.iter().map(|one| one.gpu).collect(),
+        Fabric::None | Fabric::Imex => Vec::new(),
+    }
+}
+
+fn after_module(why: String, expected: Vec<Change>) -> Assessment {
+    Assessment::After {
+        upstream: DRIVER_MODULE,
+        why,
+        expected,
+    }
+}
+
+/// Reports a GPU whose profiles neither NVML nor the table contains.
+fn unknown(state: &MigState, gpu: &str) -> Assessment {
+    match &state.silent {
+        Some(why) => unreadable(why),
+        None => Assessment::blocked(
+            format!("the MIG profiles of {gpu} are unknown: the driver does not report them"),
+            "run `gpu-bootstrap install --set mig.layout=all-enabled`, because some drivers report them only in MIG mode; \
+             then run `gpu-bootstrap install` with this layout",
+        ),
+    }
+}
+
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    let bare = MigState {
+        file: None,
+        gpus: Vec::new(),
+        loaded: false,
+        silent: None,
+        unit: None,
+        enabled: false,
+        program: Err("not inspected".to_owned()),
+    };
+    let state = match &cx.desired.mig {
+        Some(spec) if !cx.desired.image => detect(cx, spec).await?,
+        _ => bare,
+    };
+    Ok(decide(&state, cx.desired))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::steps::fixtures::desired;
+
+    fn spec(layout: &str) -> Desired {
+        Desired {
+            mig: Some(MigSpec {
+                layout: LayoutRequest::Named(layout.parse().unwrap()),
+                stop_units: vec!["nvidia-dcgm.service".to_owned()],
+            }),
+            ..desired()
+        }
+    }
+
+    /// A GPU with its current layout.
+    fn gpu(id: &str, layout: &str) -> SeenGpu {
+        let layout: Layout = layout.parse().unwrap();
+        let id = id.parse().unwrap();
+        SeenGpu {
+            now: Some(Ok((layout.clone(), layout.enabled))),
+            needs_reset: true,
+            can_reset: true,
+            gpu: MigGpu {
+                address: "0000:18:00.0".parse().unwrap(),
+                id,
+                subsystem: None,
+                name: "A100".to_owned(),
+                supports_mig: Some(true),
+                geometry: Geometry::of(Some(id), None),
+            },
+        }
+    }
+
+    fn state(gpu: SeenGpu) -> MigState {
+        MigState {
+            file: None,
+            gpus: vec![gpu],
+            loaded: true,
+            silent: None,
+            unit: None,
+            enabled: true,
+            program: Ok("/usr/local/bin/gpu-bootstrap".into()),
+        }
+    }
+
+    fn kinds(changes: &[Change]) -> Vec<&'static str> {
+        changes.iter().map(Change::kind).collect()
+    }
+
+    #[test]
+    fn layout_is_applied_now_and_at_boot() {
+        let want = spec("all-balanced");
+        let mut now = state(gpu("10de:20b0", "disabled"));
+        let (why, changes) = decide(&now, &want).expect_needs();
+        assert!(
+            why.starts_with(
+                "GPU 0000:18:00.0 has MIG layout `disabled` instead of `3g.20gb,2g.10gb,1g.5gb*2`"
+            ),
+            "{why}"
+        );
+        assert_eq!(
+            kinds(&changes),
+            ["partition-gpus", "write-file", "enable-unit"]
+        );
+        let Some(Change::WriteFile { content, .. }) = changes.get(1) else {
+            panic!("{changes:?}");
+        };
+        assert!(
+            content.contains(
+                "ExecStart=/usr/local/bin/gpu-bootstrap partition-gpus --stop-unit=nvidia-dcgm.service \
+                 0000:18:00.0=3g.20gb,2g.10gb,1g.5gb*2\n"
+            ),
+            "{content}"
+        );
+        let before = content.lines().find(|line| line.starts_with("Before="));
+        for unit in [
+            "containerd.service",
+            "docker.service",
+            "kubelet.service",
+            "gpu-bootstrap-cdi.service",
+            "nvidia-cdi-refresh.service",
+            "nvidia-dcgm.service",
+        ] {
+            let before = before.unwrap_or_default();
+            assert!(before.contains(unit), "{unit}: {before}");
+        }
+        now.unit = Some(content.clone());
+        now.gpus = vec![gpu("10de:20b0", "1g.5gb*2,2g.10gb,3g.20gb")];
+        decide(&now, &want).expect_satisfied();
+        // After a boot without the unit, or after another program has changed the layout.
+        for other in ["enabled", "1g.5gb*7", "disabled"] {
+            now.gpus = vec![gpu("10de:20b0", other)];
+            let (_, changes) = decide(&now, &want).expect_needs();
+            assert_eq!(kinds(&changes), ["partition-gpus"], "{other}");
+        }
+        let (_, changes) = decide(&now, &spec("all-1g.5gb")).expect_needs();
+        assert_eq!(
+            kinds(&changes),
+            ["partition-gpus", "write-file", "enable-unit"]
+        );
+        decide(&now, &desired()).expect_not_applicable();
+    }
+
+    #[test]
+    fn layout_that_does_not_fit_blocks_before_the_driver_is_installed() {
+        let mut bare = state(gpu("10de:20b0", "disabled"));
+        bare.loaded = false;
+        bare.gpus[0].now = None;
+        let (why, hint) = decide(&bare, &spec("all-1g.18gb")).expect_blocked();
+        assert!(why.contains("has no profile `1g.18gb`"), "{why}");
+        assert!(hint.contains("`1g.5gb*7`"), "{hint}");
+        let (upstream, expected) = decide(&bare, &spec("all-balanced")).expect_after();
+        assert_eq!(upstream, DRIVER_MODULE);
+        assert_eq!(
+            kinds(&expected),
+            ["partition-gpus", "write-file", "enable-unit"]
+        );
+        // A model that is not in the table.
+        bare.gpus[0].gpu.supports_mig = None;
+        bare.gpus[0].gpu.geometry = None;
+        decide(&bare, &spec("all-balanced")).expect_after();
+        bare.loaded = true;
+        bare.gpus[0].gpu.supports_mig = Some(true);
+        bare.gpus[0].now = Some(Ok((Layout::default(), false)));
+        decide(&bare, &spec("all-balanced")).expect_blocked();
+    }
+
+    #[test]
+    fn pending_mode_without_reset_needs_one_reboot() {
+        let want = spec("all-1g.5gb");
+        let mut now = state(gpu("10de:20b0", "disabled"));
+        now.gpus[0].can_reset = false;
+        let (_, changes) = decide(&now, &want).expect_needs();
+        assert_eq!(changes.first().map(Change::kind), Some("partition-gpus"));
+        let Some(Change::WriteFile { content, .. }) = changes.get(1) else {
+            panic!("{changes:?}");
+        };
+        now.unit = Some(content.clone());
+        // The change has set the mode.
+        now.gpus[0].now = Some(Ok((Layout::default(), true)));
+        let (why, changes) = decide(&now, &want).expect_needs();
+        assert!(why.contains("takes effect at the next boot"), "{why}");
+        assert_eq!(kinds(&changes), ["reboot"]);
+        // With a reset, the change continues.
+        now.gpus[0].can_reset = true;
+        let (_, changes) = decide(&now, &want).expect_needs();
+        assert_eq!(kinds(&changes), ["partition-gpus"]);
+        // After the reboot.
+        now.gpus[0].can_reset = false;
+        now.gpus[0].now = Some(Ok((Layout::with(Vec::new()), true)));
+        let (_, changes) = decide(&now, &want).expect_needs();
+        assert_eq!(kinds(&changes), ["partition-gpus"]);
+    }
+
+    #[test]
+    fn gpus_behind_nvswitches_are_reset_together() {
+        let mut want = spec("all-disabled");
+        if let Some(driver) = &mut want.driver {
+            driver.companions.needs = Fabric::Fm;
+        }
+        let now = state(gpu("10de:20b0", "1g.5gb*7"));
+        let (_, changes) = decide(&now, &want).expect_needs();
+        let Some(Change::PartitionGpus { partition }) = changes.first() else {
+            panic!("{changes:?}");
+        };
+        assert_eq!(partition.reset_with.len(), 1);
+    }
+
+    #[test]
+    fn silent_nvml_blocks() {
+        let mut now = state(gpu("10de:20b0", "disabled"));
+        now.silent = Some("NVML timed out after 30 s".to_owned());
+        let (why, ..) = decide(&now, &spec("all-balanced")).expect_blocked_now();
+        assert!(why.contains("NVML timed out after 30 s"), "{why}");
+        now.silent = None;
+        now.gpus[0].now = None;
+        let (why, ..) = decide(&now, &spec("all-balanced")).expect_blocked_now();
+        assert!(why.contains("does not list GPU 0000:18:00.0"), "{why}");
+    }
+
+    #[test]
+    fn file_of_another_user_blocks() {
+        let mut want = spec("all-balanced");
+        if let Some(mig) = &mut want.mig {
+            mig.layout = LayoutRequest::File {
+                path: "/etc/mig.yaml".into(),
+                config: None,
+            };
+        }
+        let mut now = state(gpu("10de:20b0", "disabled"));
+        now.file = Some(Err("`/etc/mig.yaml` does not exist".to_owned()));
+        decide(&now, &want).expect_blocked();
+        let text = "version: v1\nmig-configs:\n  x:\n  - {devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}\n";
+        now.file = Some(Ok(text.to_owned()));
+        let (why, _) = decide(&now, &want).expect_needs();
+        assert!(why.contains("instead of `7g.40gb`"), "{why}");
+    }
+
+    #[test]
+    fn undo_follows_from_the_settings() {
+        let change = Change::PartitionGpus {
+            partition: Partition {
+                gpus: Vec::new(),
+                stop_units: Vec::new(),
+                reset_with: Vec::new(),
+            },
+        };
+        let mut want = spec("all-balanced");
+        assert!((step().wants)(&change, &want));
+        want.mig = None;
+        assert!(!(step().wants)(&change, &want));
+        // Without a driver, MIG settings are not evaluated.
+        want.driver = None;
+        assert!((step().wants)(&change, &want));
+    }
+}

@@ -1,0 +1,264 @@
+//! Simulates MIG: the mode and the instances of each GPU, in a file of its sysfs directory, and `nvidia-smi`, which changes them.
+
+use gpu_bootstrap::{
+    host::{
+        Cmd, ExecError, MigDevice, MigSupport, Output,
+        fake::{FakeFiles, failed, ok},
+    },
+    mig::{Geometry, GpuLayout, Layout, Profile},
+};
+
+use crate::{
+    kernel,
+    state::{State, exists, list, text},
+    units,
+};
+
+const UNIT: &str = "gpu-bootstrap-mig.service";
+
+/// The MIG state of a GPU.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Mig {
+    current: bool,
+    pending: bool,
+    profiles: Vec<Profile>,
+}
+
+fn directory(address: &str) -> String {
+    format!("/sys/bus/pci/devices/{address}")
+}
+
+fn path(address: &str) -> String {
+    format!("{}/simulated-mig", directory(address))
+}
+
+/// Parses `1 1 3g.40gb,1g.10gb`: the current mode, the pending mode and the instances, or `-` without instances.
+fn read(files: &FakeFiles, address: &str) -> Mig {
+    let Some(text) = text(files, &path(address)) else {
+        return Mig::default();
+    };
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let [current, pending, profiles] = words[..] else {
+        panic!("{}: {text}", path(address));
+    };
+    let profiles = profiles.split(',').filter(|name| *name != "-");
+    Mig {
+        current: current == "1",
+        pending: pending == "1",
+        profiles: profiles
+            .map(|name| name.parse().expect("a profile"))
+            .collect(),
+    }
+}
+
+fn write(files: &FakeFiles, address: &str, mig: &Mig) {
+    if *mig == Mig::default() {
+        files.take(&path(address));
+        return;
+    }
+    let names: Vec<String> = mig.profiles.iter().map(ToString::to_string).collect();
+    let names = match names.is_empty() {
+        true => "-".to_owned(),
+        false => names.join(","),
+    };
+    let (current, pending) = (u8::from(mig.current), u8::from(mig.pending));
+    files.put(&path(address), format!("{current} {pending} {names}\n"));
+}
+
+/// Ampere keeps its mode and needs a reset to change it.
+fn is_ampere(files: &FakeFiles, address: &str) -> bool {
+    let device = text(files, &format!("{}/device", directory(address))).unwrap_or_default();
+    device.starts_with("0x20")
+}
+
+/// The mode, the devices and the pending mode in NVML.
+pub fn nvml(files: &FakeFiles, address: &str) -> (bool, Vec<MigDevice>, MigSupport) {
+    let mig = read(files, address);
+    let device = |(index, profile): (u32, &Profile)| MigDevice {
+        index,
+        uuid: Some(format!("MIG-{address}-{index}")),
+        profile: Some(profile.to_string()),
+        share: None,
+    };
+    let devices = (0..).zip(&mig.profiles).map(device).collect();
+    let support = MigSupport {
+        pending: mig.pending,
+        profiles: Vec::new(),
+    };
+    (mig.current, devices, support)
+}
+
+/// Whether a process has the device node of the GPU open.
+fn is_used(files: &FakeFiles, address: &str) -> bool {
+    let index = kernel::usable(files)
+        .iter()
+        .position(|one| one == address)
+        .expect("a GPU");
+    let node = format!("/dev/nvidia{index}");
+    list(files, "/proc").iter().any(|pid| {
+        list(files, &format!("/proc/{pid}/fd")).iter().any(|fd| {
+            use gpu_bootstrap::host::{FileKind, ReadFiles};
+            let fd = format!("/proc/{pid}/fd/{fd}");
+            let stat = files.stat(fd.as_str().into()).expect("a link");
+            stat.is_some_and(
+                |stat| matches!(stat.kind, FileKind::Link(target) if target == node.as_str()),
+            )
+        })
+    })
+}
+
+/// Whether a command line changes the machine.
+pub fn changes(cmd: &Cmd) -> bool {
+    cmd.args.iter().any(|arg| arg == "-i")
+}
+
+/// `nvidia-smi`. Queries are not simulated.
+pub fn nvidia_smi(cmd: &Cmd, files: &FakeFiles, state: &State) -> Result<Output, ExecError> {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    Ok(match args[..] {
+        ["-i", gpu, "-mig", mode] => set_mode(files, gpu, mode == "1"),
+        ["mig", "-i", gpu, "-dci"] => destroy(files, gpu, "compute", false),
+        ["mig", "-i", gpu, "-dgi"] => destroy(files, gpu, "GPU", true),
+        ["mig", "-i", gpu, "-cgi", profiles, "-C"] => create(files, state, gpu, profiles),
+        ["-r", "-i", gpus] => reset(files, state, gpus),
+        ["--query"] => {
+            return Err(ExecError::NotFound {
+                program: cmd.program.clone(),
+            });
+        }
+        _ => panic!("the simulated nvidia-smi does not support `{}`", cmd.line()),
+    })
+}
+
+fn set_mode(files: &FakeFiles, gpu: &str, enabled: bool) -> Output {
+    let mut mig = read(files, gpu);
+    if is_used(files, gpu) {
+        return failed(
+            19,
+            format!("Unable to set MIG mode for GPU {gpu}: In use by another client\n"),
+        );
+    }
+    mig.pending = enabled;
+    let mut told = String::new();
+    if is_ampere(files, gpu) {
+        told = format!("Warning: MIG mode is in pending state for GPU {gpu}\n");
+    } else {
+        assert!(mig.profiles.is_empty(), "{gpu} has instances");
+        mig.current = enabled;
+    }
+    write(files, gpu, &mig);
+    ok(told)
+}
+
+fn destroy(files: &FakeFiles, gpu: &str, what: &str, last: bool) -> Output {
+    let mut mig = read(files, gpu);
+    if mig.profiles.is_empty() {
+        return Output {
+            stdout: format!("No {what} instances found: Not Found\n"),
+            ..failed(6, "")
+        };
+    }
+    if last {
+        mig.profiles.clear();
+        write(files, gpu, &mig);
+    }
+    ok("")
+}
+
+fn create(files: &FakeFiles, state: &State, gpu: &str, profiles: &str) -> Output {
+    let mut mig = read(files, gpu);
+    assert!(mig.current, "{gpu} is not in MIG mode");
+    let names = profiles.split(',').map(|name| name.split(':').next());
+    let new: Vec<Profile> = names
+        .map(|name| name.and_then(|name| name.parse().ok()).expect("a profile"))
+        .collect();
+    if state.faults.mig.as_deref() == Some("create") {
+        // The first instance was created.
+        mig.profiles.extend(new.first());
+        write(files, gpu, &mig);
+        return failed(
+            19,
+            format!("Unable to create a GPU instance on GPU {gpu}: Insufficient Resources\n"),
+        );
+    }
+    mig.profiles.extend(new);
+    let value = |name: &str| text(files, &format!("{}/{name}", directory(gpu))).unwrap_or_default();
+    let id = format!("{}:{}", value("vendor").trim(), value("device").trim());
+    let geometry = Geometry::of(id.parse().ok(), None).expect("a model of the table");
+    let whole = Layout::with(mig.profiles.clone());
+    if let Err(why) = geometry.place(whole.profiles()) {
+        return failed(19, format!("Unable to create a GPU instance: {why}\n"));
+    }
+    write(files, gpu, &mig);
+    ok("")
+}
+
+fn reset(files: &FakeFiles, state: &State, gpus: &str) -> Output {
+    let gpus: Vec<&str> = gpus.split(',').collect();
+    let cannot = |gpu: &str| !exists(files, &format!("{}/reset", directory(gpu)));
+    let fails = state.faults.mig.as_deref() == Some("reset");
+    if let Some(gpu) = (gpus.iter()).find(|gpu| fails || cannot(gpu) || is_used(files, gpu)) {
+        return failed(
+            255,
+            format!(
+                "GPU Reset couldn't run because GPU {gpu} is in use by one or more processes.\n"
+            ),
+        );
+    }
+    for gpu in gpus {
+        take_effect(files, gpu);
+    }
+    ok("GPUs were successfully reset.\n")
+}
+
+fn take_effect(files: &FakeFiles, gpu: &str) {
+    let pending = read(files, gpu).pending;
+    let mig = Mig {
+        current: pending,
+        pending,
+        profiles: Vec::new(),
+    };
+    write(files, gpu, &mig);
+}
+
+/// Loses the instances, and on Hopper the mode.
+pub fn reboot(files: &FakeFiles) {
+    for gpu in kernel::gpus(files) {
+        match is_ampere(files, &gpu) {
+            true => take_effect(files, &gpu),
+            false => write(files, &gpu, &Mig::default()),
+        }
+    }
+}
+
+/// Starts the unit, which sets the layouts in its command line.
+pub fn start_unit(files: &FakeFiles, state: &State) -> Result<String, String> {
+    let command = units::command(files, UNIT).unwrap_or_default();
+    for word in command.split(' ') {
+        let Ok(GpuLayout { gpu, layout }) = word.parse::<GpuLayout>() else {
+            continue;
+        };
+        let address = gpu.to_string();
+        if layout.enabled && !read(files, &address).current {
+            let output = set_mode(files, &address, true);
+            if !output.ok() {
+                return Err(output.stderr);
+            }
+            take_effect(files, &address);
+        }
+        if !layout.profiles().is_empty() {
+            let output = create(files, state, &address, &layout_names(&layout));
+            if !output.ok() {
+                return Err(output.stderr);
+            }
+        }
+    }
+    Ok(String::new())
+}
+
+fn layout_names(layout: &Layout) -> String {
+    let names: Vec<String> = (layout.profiles().iter())
+        .map(ToString::to_string)
+        .collect();
+    names.join(",")
+}
