@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     edits::Edit,
     join::{LeaveCluster, RestoreLabels},
+    maintenance::ReturnToService,
     packages::{Effects, RestoreStream, Unhold},
     unit::RestoreUnit,
 };
@@ -79,6 +80,8 @@ pub enum Undo {
     LeaveCluster(LeaveCluster),
     /// Restore the previous labels of a node.
     RestoreLabels(RestoreLabels),
+    /// Return the node to service.
+    ReturnToService(ReturnToService),
     /// Set kernel parameters to their previous values.
     RestoreSysctls {
         /// The previous values by name.
