@@ -25,6 +25,7 @@ mod tips;
 mod trial;
 mod unattended;
 mod uninstall;
+mod upgrade;
 mod user_data;
 mod validate;
 mod viewers;
@@ -106,6 +107,7 @@ async fn dispatch(
             unattended::run(host, env, console, &args).await
         }
         Command::Install(args) => install::run(host, env, console, &args).await,
+        Command::Upgrade(args) => upgrade::run(host, env, console, &args).await,
         Command::Uninstall(args) => uninstall::run(host, env, console, &args).await,
         Command::Status(args) => status::run(host, console, &args).await,
         Command::Facts(args) => facts::run(host, env, console, &args).await,

@@ -23,6 +23,7 @@ use crate::{
     journal::{AppliedChange, Receipt},
     model::{fleet::WindowState, id::StepId},
     step::Assessment,
+    steps,
 };
 
 /// The step ID in the journal of the changes that take the node out of service.
@@ -58,8 +59,14 @@ pub(super) fn in_progress(receipt: &Receipt) -> Option<Maintenance> {
     })
 }
 
-/// Whether a step has changes other than the repetition of a validation.
+/// Steps whose changes do not affect the work of the node.
+const QUIET: [StepId; 2] = [steps::CHECK_TIMER, steps::UPGRADE_TIMER];
+
+/// Whether a step has changes for which the node must be out of service. The repetition of a validation is not one.
 fn is_disturbing(job: &Job) -> bool {
+    if QUIET.contains(&job.id) {
+        return false;
+    }
     let repeats = match &job.answer {
         Some(Ok(Assessment::Needs { changes, .. })) => {
             !changes.is_empty() && changes.iter().all(Change::only_repeats_validation)

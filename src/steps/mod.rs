@@ -40,6 +40,7 @@ mod secure_boot;
 mod specs;
 mod streams;
 mod toolkit;
+mod upgrade_timer;
 
 pub use autoload::PATH as AUTOLOAD_PATH;
 pub(crate) use check_timer::SERVICE as CHECK_SERVICE;
@@ -107,6 +108,9 @@ pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
 
 /// A timer that writes `check` results for other programs.
 pub const CHECK_TIMER: StepId = StepId::new("check.timer");
+
+/// A timer that starts upgrades in the maintenance window.
+pub const UPGRADE_TIMER: StepId = StepId::new("upgrade.timer");
 
 /// Returns the directories in which files of steps have an effect.
 pub const fn written_directories() -> [&'static str; 6] {
@@ -180,6 +184,7 @@ pub fn all() -> Vec<Step> {
         cluster::join::step(),
         cluster::node::step(),
         check_timer::step(),
+        upgrade_timer::step(),
     ]);
     all
 }
