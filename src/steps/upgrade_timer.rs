@@ -15,7 +15,8 @@ use crate::{
     },
 };
 
-const SERVICE: &str = "gpu-bootstrap-upgrade.service";
+/// The service that runs `upgrade`.
+pub const SERVICE: &str = "gpu-bootstrap-upgrade.service";
 const TIMER: &str = "gpu-bootstrap-upgrade.timer";
 
 /// Prefix of the command line in the unit.

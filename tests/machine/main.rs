@@ -22,6 +22,7 @@ mod fabric;
 mod gpu;
 mod kernel;
 mod machine;
+mod maintenance;
 mod properties;
 mod root;
 mod rpm;
