@@ -196,7 +196,10 @@ impl Applier {
         if cluster.access.is_some()
             && let Some(why) = self.is_another(&node)?
         {
-            return Err(stays("node-of-another", format!("cordon node `{name}`: {why}")));
+            return Err(stays(
+                "node-of-another",
+                format!("cordon node `{name}`: {why}"),
+            ));
         }
         Ok(node)
     }
@@ -440,11 +443,7 @@ impl Applier {
 
     async fn evict(&self, cluster: &ClusterNode, pod: &Pod) -> Result<Evicted, ChangeError> {
         let (kubectl, kubeconfig) = self.access_to(cluster)?;
-        let cmd = kubectl.evict(
-            &kubeconfig,
-            (&pod.namespace, &pod.name),
-            pod.eviction(),
-        );
+        let cmd = kubectl.evict(&kubeconfig, (&pod.namespace, &pod.name), pod.eviction());
         // The response is not printed, because it is repeated for each attempt.
         match self.host.exec.run(&cmd, &mut |_, _| {}).await {
             Ok(output) => Ok(drain::result(output.ok(), &output.stderr)),
@@ -470,7 +469,10 @@ impl Applier {
         }
         Err(stays(
             "gpu-in-use",
-            format!("take the GPUs out of use: {} still use them", clients.join(", ")),
+            format!(
+                "take the GPUs out of use: {} still use them",
+                clients.join(", ")
+            ),
         )
         .advice(
             "stop these processes, or set `fleet.gpu-processes = \"end\"`, with which the reboot \
@@ -522,7 +524,9 @@ impl Applier {
                     let cmd = self.with_environment(&command, None, LOCK_COMMAND)?;
                     let ran = self.host.exec.run(&cmd, &mut |_, _| {}).await;
                     ran.and_then(|output| output.success(&cmd))
-                        .map_err(|source| ChangeError::tool(format!("run `{}`", cmd.line()), source))
+                        .map_err(|source| {
+                            ChangeError::tool(format!("run `{}`", cmd.line()), source)
+                        })
                 };
                 run().await.map(drop).map_err(|error| one_line(&error))
             }
@@ -530,11 +534,7 @@ impl Applier {
     }
 
     /// Waits for the lock. Every response but a success means that it is not acquired.
-    async fn acquire_lock(
-        &self,
-        leave: &LeaveService,
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    async fn acquire_lock(&self, leave: &LeaveService, sink: &dyn Sink) -> Result<(), ChangeError> {
         let clock = &self.host.clock;
         let started = clock.monotonic();
         let limit = Duration::from_secs(leave.lock_seconds);
@@ -551,7 +551,10 @@ impl Applier {
                      `gpu-bootstrap/upgrade-failed`",
                 ));
             }
-            sink.retry(&format!("failed to {what}: {why}"), LOCK_AGAIN.as_secs_f64());
+            sink.retry(
+                &format!("failed to {what}: {why}"),
+                LOCK_AGAIN.as_secs_f64(),
+            );
             self.pause_for(LOCK_AGAIN, &what).await?;
         }
     }
@@ -566,7 +569,10 @@ impl Applier {
         let patch = json!({
             "metadata": {"annotations": {UPGRADE_FAILED: self.annotation(why)}},
         });
-        let what = format!("set the annotation `{UPGRADE_FAILED}` of node `{}`", cluster.node);
+        let what = format!(
+            "set the annotation `{UPGRADE_FAILED}` of node `{}`",
+            cluster.node
+        );
         // The API server may not respond yet after a reboot.
         let answered = self
             .awaited(&what, RETURN, || async {
@@ -598,10 +604,12 @@ impl Applier {
         }
         if undo.lock.lock != FleetLock::None {
             let lock = &undo.lock.lock;
-            endings.push(match self.ask_for_lock(&undo.lock, LockRequest::Release).await {
-                Ok(()) => Reverted::done(format!("released the fleet lock `{lock}`")),
-                Err(why) => Reverted::left(format!("the fleet lock `{lock}`"), why),
-            });
+            endings.push(
+                match self.ask_for_lock(&undo.lock, LockRequest::Release).await {
+                    Ok(()) => Reverted::done(format!("released the fleet lock `{lock}`")),
+                    Err(why) => Reverted::left(format!("the fleet lock `{lock}`"), why),
+                },
+            );
         }
         match endings.is_empty() {
             true => Ok(Reverted::nothing("the node was not taken out of service")),
@@ -632,8 +640,8 @@ impl Applier {
             let why = format!("node `{name}` does not have the annotation `{MAINTENANCE}`");
             return Ok(Reverted::nothing(why));
         };
-        let was_unschedulable = (serde_json::from_str::<Note>(note).ok())
-            .is_some_and(|note| note.was_unschedulable);
+        let was_unschedulable =
+            (serde_json::from_str::<Note>(note).ok()).is_some_and(|note| note.was_unschedulable);
         let mut patch = json!({
             "metadata": {"annotations": {MAINTENANCE: null, UPGRADE_FAILED: null}},
         });

@@ -362,7 +362,10 @@ pub fn sections(command: &str) -> Vec<Section> {
         .filter(|(code, _)| ALWAYS.contains(code) || exits.contains(code))
         .map(|(code, meaning)| (code.to_string(), (*meaning).to_owned()));
     add("Exit status", exits.collect());
-    if matches!(command, "" | "check" | "plan" | "install" | "upgrade" | "uninstall") {
+    if matches!(
+        command,
+        "" | "check" | "plan" | "install" | "upgrade" | "uninstall"
+    ) {
         add("Environment", owned(&ENVIRONMENT));
         add("Files", owned(&FILES));
     }

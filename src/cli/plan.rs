@@ -25,7 +25,14 @@ pub(super) async fn run(
 ) -> Result<Exit, Failure> {
     let request = prepare::request(&args.target, &args.image, false, None)?;
     let command = install_command(&args.target, &args.image);
-    show(host, env, console, request, (&command, args.output, args.detail)).await
+    show(
+        host,
+        env,
+        console,
+        request,
+        (&command, args.output, args.detail),
+    )
+    .await
 }
 
 /// Shows the changes of a request, and the command that applies them.

@@ -20,7 +20,14 @@ pub(super) async fn run(
         let request = requested(host, args)?;
         let command = plan::install_command(&args.target, &args::ImageArgs::default());
         let command = command.replacen(" install", " upgrade", 1);
-        return plan::show(host, env, console, request, (&command, args.output, args.detail)).await;
+        return plan::show(
+            host,
+            env,
+            console,
+            request,
+            (&command, args.output, args.detail),
+        )
+        .await;
     }
     env.only_root(host, "upgrade")?;
     let asked = Asked {

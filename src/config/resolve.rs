@@ -594,7 +594,8 @@ fn fleet(layers: &SettingSources, config: &Config) -> Result<(), ResolveError> {
     for (key, command) in commands {
         let program = command.as_ref().map(|words| words.first());
         if program.is_some_and(|program| !program.is_some_and(|path| path.starts_with('/'))) {
-            let hint = "set it to a list of program and arguments, such as `[\"/usr/local/sbin/drain\"]`";
+            let hint =
+                "set it to a list of program and arguments, such as `[\"/usr/local/sbin/drain\"]`";
             return wrong(key, "must start with an absolute path", hint);
         }
     }

@@ -137,7 +137,9 @@ impl Session {
         let mut maintenance = None;
         let blocked = refusal(&jobs);
         if blocked.is_none()
-            && let Some(stays) = self.stays_in_service(&jobs, &ledger.journal.receipt()).await
+            && let Some(stays) = self
+                .stays_in_service(&jobs, &ledger.journal.receipt())
+                .await
         {
             let report = self.not_started(jobs, stays, notes);
             if known {
@@ -211,7 +213,10 @@ impl Session {
                 exit
             }
         };
-        let exit = match self.end_maintenance(&ledger, exit, &jobs, &mut notes).await? {
+        let exit = match self
+            .end_maintenance(&ledger, exit, &jobs, &mut notes)
+            .await?
+        {
             Some(stuck) => {
                 maintenance = Some(stuck);
                 Exit::StepFailed
@@ -266,12 +271,7 @@ impl Session {
     }
 
     /// Returns the report of an upgrade that has not started, because the node stays in service.
-    fn not_started(
-        &self,
-        mut jobs: Vec<Job>,
-        stays: Stays,
-        mut notes: Vec<String>,
-    ) -> RunReport {
+    fn not_started(&self, mut jobs: Vec<Job>, stays: Stays, mut notes: Vec<String>) -> RunReport {
         if stays.exit == Exit::Ok {
             self.tools.note(&mut notes, stays.step.why.clone());
         }

@@ -6,11 +6,7 @@
 //! and keeps the fleet lock, so that no other node starts.
 
 use super::{
-    EngineError, Session,
-    job::Job,
-    ledger::Ledger,
-    result::StepReport,
-    rollback::in_words,
+    EngineError, Session, job::Job, ledger::Ledger, result::StepReport, rollback::in_words,
 };
 use crate::{
     change::{
@@ -78,7 +74,10 @@ fn is_disturbing(job: &Job) -> bool {
 
 /// Whether changes were applied or undone for a step in this run. A refresh of the package lists does not count.
 fn has_changed(job: &Job) -> bool {
-    !job.undone.is_empty() || job.done().any(|change| *change != Change::RefreshRepositories)
+    !job.undone.is_empty()
+        || job
+            .done()
+            .any(|change| *change != Change::RefreshRepositories)
 }
 
 /// Returns the result of the maintenance as the result of a step.
@@ -150,7 +149,8 @@ impl Session {
         if let (Some(window), false) = (&fleet.window, options.now || options.resumed)
             && let WindowState::Closed { until } = window.state(self.inner.host.clock.now())
         {
-            let why = format!("waits for the maintenance window `{window}`, which opens at {until}");
+            let why =
+                format!("waits for the maintenance window `{window}`, which opens at {until}");
             let hint = "to upgrade outside of the window, add `--now`";
             let step = StepReport {
                 hint: Some(hint.to_owned()),
@@ -270,8 +270,11 @@ impl Session {
             None => state.host_name().map_err(unread)?,
         };
         let node = name.ok_or_else(|| {
-            ChangeError::blocked("no-node-name", "find the node of this machine: no node name")
-                .advice("set `cluster.node-name` or a host name")
+            ChangeError::blocked(
+                "no-node-name",
+                "find the node of this machine: no node name",
+            )
+            .advice("set `cluster.node-name` or a host name")
         })?;
         let access = &desired.settings.fleet.kubeconfig_file;
         Ok(LeaveMethod::Cluster(ClusterNode {
@@ -289,7 +292,9 @@ impl Session {
         if let Ok(change) = self.leave_change(jobs) {
             words.push(format!("upgrade: {}", change.summary()));
             match self.tools.change_applier.preview(&change).await {
-                Ok(Some(lines)) => words.extend(lines.lines().map(|line| format!("upgrade: {line}"))),
+                Ok(Some(lines)) => {
+                    words.extend(lines.lines().map(|line| format!("upgrade: {line}")))
+                }
                 Ok(None) => {}
                 Err(error) => words.push(format!("upgrade: failed to {}", one_line(&error))),
             }
@@ -346,7 +351,8 @@ impl Session {
                 why,
             };
             if let Err(error) = ledger.perform(&[MAINTENANCE], &mark).await {
-                self.tools.note(notes, format!("failed to {}", one_line(&error)));
+                self.tools
+                    .note(notes, format!("failed to {}", one_line(&error)));
             }
         }
         Ok(None)
@@ -401,16 +407,27 @@ fn why(desired: &Desired, jobs: &[Job]) -> String {
     let driver = (desired.driver.as_ref()).map_or_else(String::new, |driver| {
         format!(", driver {}", in_words(driver))
     });
-    format!("gpu-bootstrap upgrade in progress ({}{driver})", changed.join(", "))
+    format!(
+        "gpu-bootstrap upgrade in progress ({}{driver})",
+        changed.join(", ")
+    )
 }
 
 /// The reason of a failed upgrade: the rollback, or the first failed step.
 fn reason(exit: Exit, jobs: &[Job], notes: &[String]) -> String {
-    let of_rollback = notes.iter().rev().find(|note| note.contains("failed validation"));
-    let of_step = jobs.iter().find(|job| job.blocks_the_run()).and_then(|job| {
-        let end = job.ended.as_ref()?;
-        let causes: String = (end.causes.iter()).map(|cause| format!(": {cause}")).collect();
-        Some(format!("{}: {}{causes}", job.id, end.why))
-    });
+    let of_rollback = notes
+        .iter()
+        .rev()
+        .find(|note| note.contains("failed validation"));
+    let of_step = jobs
+        .iter()
+        .find(|job| job.blocks_the_run())
+        .and_then(|job| {
+            let end = job.ended.as_ref()?;
+            let causes: String = (end.causes.iter())
+                .map(|cause| format!(": {cause}"))
+                .collect();
+            Some(format!("{}: {}{causes}", job.id, end.why))
+        });
     (of_rollback.cloned().or(of_step)).unwrap_or_else(|| format!("exit status {}", exit.code()))
 }

@@ -125,9 +125,7 @@ fn minutes_of(text: &str) -> Option<u16> {
 
 /// Parses `Sat`, `Mon,Thu`, `Mon-Fri` or `daily`.
 fn days_of(text: &str) -> Option<[bool; 7]> {
-    let day = |name: &str| {
-        (DAYS.iter()).position(|day| day.eq_ignore_ascii_case(name))
-    };
+    let day = |name: &str| (DAYS.iter()).position(|day| day.eq_ignore_ascii_case(name));
     if text == DAILY {
         return Some([true; 7]);
     }
@@ -248,7 +246,11 @@ impl fmt::Display for FleetLock {
     }
 }
 
-as_text!(FleetLock, LOCK, "^(none|fleetlock:https?://.+|command:/.+)$");
+as_text!(
+    FleetLock,
+    LOCK,
+    "^(none|fleetlock:https?://.+|command:/.+)$"
+);
 
 /// The group of a node on a FleetLock server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -367,7 +369,10 @@ mod tests {
             assert_eq!(lock.to_string(), text);
         }
         let with_slash: FleetLock = "fleetlock:http://lock.example/".parse().expect("a lock");
-        assert_eq!(with_slash, FleetLock::Server("http://lock.example".to_owned()));
+        assert_eq!(
+            with_slash,
+            FleetLock::Server("http://lock.example".to_owned())
+        );
         for text in [
             "",
             "https://lock.example",
@@ -383,6 +388,12 @@ mod tests {
         for group in ["", "a b", "ä", "a/b"] {
             assert!(group.parse::<LockGroup>().is_err(), "{group}");
         }
-        assert_eq!("rack-1.a".parse::<LockGroup>().expect("a group").to_string(), "rack-1.a");
+        assert_eq!(
+            "rack-1.a"
+                .parse::<LockGroup>()
+                .expect("a group")
+                .to_string(),
+            "rack-1.a"
+        );
     }
 }

@@ -68,7 +68,10 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
             true => "; the upgrade failed",
             false => "",
         };
-        lines.push(("upgrade", format!("out of service since {}{how}", when(since))));
+        lines.push((
+            "upgrade",
+            format!("out of service since {}{how}", when(since)),
+        ));
     }
     if status.gave_up.is_none() && status.unfinished_boots > 0 {
         let boots = match status.unfinished_boots {

@@ -22,7 +22,7 @@ const MANAGEMENT: [&str; 8] = [
     "nvlsm",
 ];
 
-/// Part of the control group of a process in a Kubernetes pod, with each cgroup driver. Source: kubernetes/kubernetes,
+/// Part of the cgroup of a process in a Kubernetes pod, with each cgroup driver. Source: kubernetes/kubernetes,
 /// `pkg/kubelet/cm/cgroup_manager_linux.go`.
 const OF_PODS: &str = "kubepods";
 
@@ -114,7 +114,13 @@ mod tests {
         };
         let idle = ["/dev/null", "socket:[1]", "/home/a/dev/nvidia0"];
         process(10, "bash", "/usr/bin/bash", "/user.slice", &idle);
-        process(20, "python3", "/usr/bin/python3.11", "/user.slice", &["/dev/null", "/dev/nvidia0"]);
+        process(
+            20,
+            "python3",
+            "/usr/bin/python3.11",
+            "/user.slice",
+            &["/dev/null", "/dev/nvidia0"],
+        );
         process(
             30,
             "nvidia-persiste",

@@ -44,11 +44,11 @@ mod upgrade_timer;
 
 pub use autoload::PATH as AUTOLOAD_PATH;
 pub(crate) use check_timer::SERVICE as CHECK_SERVICE;
-pub(crate) use upgrade_timer::SERVICE as UPGRADE_SERVICE;
 pub use driver_packages::kept_branch;
 pub use kernels::resolve;
 pub use module::AFTER_MODULES;
 pub(crate) use program::{PACKAGED, USUAL, program_in};
+pub(crate) use upgrade_timer::SERVICE as UPGRADE_SERVICE;
 
 use crate::{
     config::desired::{Daemon, RuntimeKind},

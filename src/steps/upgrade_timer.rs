@@ -172,7 +172,10 @@ mod tests {
     fn changes_satisfy_the_step() {
         let (want, window) = (desired(), open());
         let (why, changes) = decide(&bare(), &want, &window).expect_needs();
-        assert!(why.contains("`gpu-bootstrap-upgrade.timer` is missing"), "{why}");
+        assert!(
+            why.contains("`gpu-bootstrap-upgrade.timer` is missing"),
+            "{why}"
+        );
         let content = |at: usize| match &changes[at] {
             Change::WriteFile { content, .. } => Some(content.clone()),
             other => panic!("{other:?}"),
@@ -185,16 +188,21 @@ mod tests {
         };
         decide(&made, &want, &window).expect_satisfied();
         let service = made.service.clone().unwrap_or_default();
-        let line =
-            "ExecStart=/usr/local/bin/gpu-bootstrap upgrade --as-installed --reboot --deadline=2h\n";
+        let line = "ExecStart=/usr/local/bin/gpu-bootstrap upgrade --as-installed --reboot --deadline=2h\n";
         assert!(service.contains(line), "{service}");
         let timer = made.timer.clone().unwrap_or_default();
-        assert!(timer.contains("OnCalendar=Sat *-*-* 02:00:00 UTC\n"), "{timer}");
+        assert!(
+            timer.contains("OnCalendar=Sat *-*-* 02:00:00 UTC\n"),
+            "{timer}"
+        );
         // A changed window restarts the timer.
         let later = "Sun 02:00-05:00 UTC".parse().expect("a window");
         let (_, changes) = decide(&made, &want, &later).expect_needs();
         assert!(
-            matches!(&changes[..], [Change::WriteFile { .. }, Change::RestartUnit { .. }]),
+            matches!(
+                &changes[..],
+                [Change::WriteFile { .. }, Change::RestartUnit { .. }]
+            ),
             "{changes:?}"
         );
         let unsafe_program = TimerState {

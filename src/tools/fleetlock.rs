@@ -73,7 +73,9 @@ pub fn node_id(machine_id: &str) -> Option<String> {
         .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok())
         .collect();
     let key = hmac::Key::new(hmac::HMAC_SHA256, &key?);
-    let mut id: [u8; 16] = hmac::sign(&key, &APPLICATION).as_ref()[..16].try_into().ok()?;
+    let mut id: [u8; 16] = hmac::sign(&key, &APPLICATION).as_ref()[..16]
+        .try_into()
+        .ok()?;
     // The version and variant bits of a random UUID.
     id[6] = (id[6] & 0x0f) | 0x40;
     id[8] = (id[8] & 0x3f) | 0x80;
@@ -142,7 +144,12 @@ mod tests {
     #[test]
     fn request_has_the_form_of_the_protocol() {
         let group = "rack-1".parse().expect("a group");
-        let made = request("https://lock.example/base", LockRequest::Acquire, "1f", &group);
+        let made = request(
+            "https://lock.example/base",
+            LockRequest::Acquire,
+            "1f",
+            &group,
+        );
         assert_eq!(made.url, "https://lock.example/base/v1/pre-reboot");
         let body = r#"{"client_params":{"id":"1f","group":"rack-1"}}"#;
         assert_eq!(made.method, Method::Post(body.to_owned()));

@@ -151,7 +151,9 @@ fn merge(under: &mut Value, patch: Value) {
 /// Lists the pods. A terminating pod disappears after some time.
 fn pods(state: &mut State) -> Output {
     let is_terminating = |pod: &Pod| pod.object["metadata"]["deletionTimestamp"].is_string();
-    state.pods.retain(|pod| !is_terminating(pod) || pod.lingers > 0);
+    state
+        .pods
+        .retain(|pod| !is_terminating(pod) || pod.lingers > 0);
     for pod in &mut state.pods {
         if is_terminating(pod) {
             pod.lingers -= 1;

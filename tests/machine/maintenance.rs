@@ -79,7 +79,10 @@ fn pod(name: &str, owner: Option<&str>, rest: Value) -> Pod {
         },
     });
     if let Some(rest) = rest.as_object() {
-        object.as_object_mut().expect("an object").extend(rest.clone());
+        object
+            .as_object_mut()
+            .expect("an object")
+            .extend(rest.clone());
     }
     Pod {
         object,
@@ -93,14 +96,21 @@ fn put_pods(machine: &Machine, pods: Vec<Pod>) {
 }
 
 fn pods(machine: &Machine) -> Vec<String> {
-    let name = |pod: &Pod| pod.object["metadata"]["name"].as_str().expect("a name").to_owned();
+    let name = |pod: &Pod| {
+        pod.object["metadata"]["name"]
+            .as_str()
+            .expect("a name")
+            .to_owned()
+    };
     lock(&machine.state).pods.iter().map(name).collect()
 }
 
 fn annotation(machine: &Machine, key: &str) -> Option<String> {
     let state = lock(&machine.state);
     let node = state.node.as_ref().expect("a node");
-    node["metadata"]["annotations"][key].as_str().map(str::to_owned)
+    node["metadata"]["annotations"][key]
+        .as_str()
+        .map(str::to_owned)
 }
 
 fn is_cordoned(machine: &Machine) -> bool {
@@ -120,7 +130,9 @@ fn why(ran: &Ran) -> String {
     let document: Value = serde_json::from_str(&ran.out).expect("JSON");
     let steps = document["steps"].as_array().expect("steps");
     let step = steps.iter().find(|step| step["id"] == "maintenance");
-    step.map_or_else(String::new, |step| format!("{} {}", step["why"], step["hint"]))
+    step.map_or_else(String::new, |step| {
+        format!("{} {}", step["why"], step["hint"])
+    })
 }
 
 #[test]
@@ -150,7 +162,11 @@ fn upgrade_drains_installs_reboots_and_returns() {
     let at = |word: &str| lines.iter().position(|line| line.contains(word));
     assert!(at("patch node") < at("595.91.07"), "{lines:#?}");
     let check = machine.run(&["check", "--as-installed", "--format", "prometheus"]);
-    assert!(check.out.contains("gpu_bootstrap_maintenance 1\n"), "{}", check.out);
+    assert!(
+        check.out.contains("gpu_bootstrap_maintenance 1\n"),
+        "{}",
+        check.out
+    );
 
     let ran = resumed(&machine).expect("a resume unit");
     assert_eq!(ran.exit, 0, "{}", told(&ran));
@@ -159,13 +175,18 @@ fn upgrade_drains_installs_reboots_and_returns() {
     assert_eq!(annotation(&machine, MAINTENANCE), None);
     assert_eq!(lock_requests(&machine), [LOCK, UNLOCK]);
     let check = machine.run(&["check", "--as-installed", "--format", "prometheus"]);
-    assert!(check.out.contains("gpu_bootstrap_maintenance 0\n"), "{}", check.out);
+    assert!(
+        check.out.contains("gpu_bootstrap_maintenance 0\n"),
+        "{}",
+        check.out
+    );
 
     // A second upgrade has nothing to do, and does not touch the node.
     let again = run(&machine, "upgrade", &AFTER);
     assert_eq!(again.exit, 0, "{}", told(&again));
     assert_eq!(lock_requests(&machine), [LOCK, UNLOCK]);
-    let touched = |line: &String| line.contains("patch node") || line.contains("--raw=/api/v1/pods");
+    let touched =
+        |line: &String| line.contains("patch node") || line.contains("--raw=/api/v1/pods");
     let lines: Vec<String> = again.commands.iter().map(|cmd| cmd.line()).collect();
     assert!(!lines.iter().any(touched), "{lines:#?}");
 }
@@ -192,7 +213,10 @@ fn assert_stayed(machine: &Machine, ran: &Ran, reason: &str) {
     assert!(!is_cordoned(machine));
     assert_eq!(annotation(machine, MAINTENANCE), None);
     let requests = lock_requests(machine);
-    assert!(requests.is_empty() || requests.ends_with(&[UNLOCK.to_owned()]), "{requests:?}");
+    assert!(
+        requests.is_empty() || requests.ends_with(&[UNLOCK.to_owned()]),
+        "{requests:?}"
+    );
     assert_eq!(machine.resume_command(), None);
 }
 
@@ -203,7 +227,10 @@ fn budget_that_never_permits_an_eviction_blocks() {
         refusals: u32::MAX,
         ..pod("budget", Some("ReplicaSet"), Value::Null)
     };
-    put_pods(&machine, vec![budget, pod("other", Some("Job"), Value::Null)]);
+    put_pods(
+        &machine,
+        vec![budget, pod("other", Some("Job"), Value::Null)],
+    );
     let ran = run(&machine, "upgrade", &[&AFTER[..], &["--reboot"]].concat());
     assert_stayed(&machine, &ran, "default/budget: Cannot evict pod");
     assert_eq!(lock_requests(&machine), [LOCK, UNLOCK]);
@@ -217,7 +244,11 @@ fn pod_without_a_controller_blocks_before_the_cordon() {
         &machine,
         vec![
             pod("own", None, Value::Null),
-            pod("data", Some("ReplicaSet"), json!({"spec": {"volumes": [{"emptyDir": {}}]}})),
+            pod(
+                "data",
+                Some("ReplicaSet"),
+                json!({"spec": {"volumes": [{"emptyDir": {}}]}}),
+            ),
         ],
     );
     let ran = run(&machine, "upgrade", &AFTER);
@@ -275,11 +306,19 @@ fn upgrade_waits_for_its_window() {
     let window = ["--set", "fleet.window=Sat 02:00-05:00 UTC"];
     let ran = run(&machine, "upgrade", &[&AFTER[..], &window].concat());
     assert_eq!(ran.exit, 0, "{}", told(&ran));
-    assert!(why(&ran).contains("opens at 2026-11-28T02:00:00Z"), "{}", why(&ran));
+    assert!(
+        why(&ran).contains("opens at 2026-11-28T02:00:00Z"),
+        "{}",
+        why(&ran)
+    );
     assert!(driver(&machine).starts_with("580."));
     assert!(!is_cordoned(&machine));
     assert_eq!(lock_requests(&machine), [""; 0]);
-    let ran = run(&machine, "upgrade", &[&AFTER[..], &window, &["--now"]].concat());
+    let ran = run(
+        &machine,
+        "upgrade",
+        &[&AFTER[..], &window, &["--now"]].concat(),
+    );
     assert_eq!(ran.exit, 8, "{}", told(&ran));
 }
 
@@ -297,11 +336,18 @@ fn failed_driver_is_rolled_back_and_the_node_stays_cordoned() {
     assert!(driver(&machine).starts_with("580."));
     assert!(is_cordoned(&machine));
     let reason = annotation(&machine, FAILED).expect("a reason");
-    assert!(reason.contains("driver 595.91.07 failed validation"), "{reason}");
+    assert!(
+        reason.contains("driver 595.91.07 failed validation"),
+        "{reason}"
+    );
     // The lock is kept, so that the next node does not start.
     assert_eq!(lock_requests(&machine), [LOCK]);
     let check = machine.run(&["check", "--as-installed", "--format", "prometheus"]);
-    assert!(check.out.contains("gpu_bootstrap_maintenance 1\n"), "{}", check.out);
+    assert!(
+        check.out.contains("gpu_bootstrap_maintenance 1\n"),
+        "{}",
+        check.out
+    );
     // With the previous driver in the settings, the node returns to service.
     let ran = run(&machine, "upgrade", &BEFORE);
     assert_eq!(ran.exit, 0, "{}", told(&ran));
@@ -323,10 +369,17 @@ fn dry_run_lists_the_pods_and_changes_nothing() {
     let before = machine.snapshot();
     let ran = run(&machine, "upgrade", &[&AFTER[..], &["--dry-run"]].concat());
     assert_eq!(ran.exit, 4, "{}", told(&ran));
-    for part in ["evict default/web", "the upgrade would not start", "default/own has no controller"] {
+    for part in [
+        "evict default/web",
+        "the upgrade would not start",
+        "default/own has no controller",
+    ] {
         assert!(ran.out.contains(part), "{part}: {}", told(&ran));
     }
-    assert_eq!(gpu_bootstrap::host::fake::diff(&before, &machine.snapshot()), [""; 0]);
+    assert_eq!(
+        gpu_bootstrap::host::fake::diff(&before, &machine.snapshot()),
+        [""; 0]
+    );
     assert_eq!(pods(&machine), ["web", "own"]);
     assert!(!is_cordoned(&machine));
 }
@@ -385,6 +438,12 @@ fn journal_contains_the_way_back_to_service() {
     });
     let undo = serde_json::to_value(first.expect("a change")).expect("JSON");
     assert_eq!(undo["undo"], "return-to-service");
-    assert_eq!(undo["method"], json!({"by": "cluster", "node": "gpu-1", "access": null}));
-    assert_eq!(undo["lock"], json!({"lock": "fleetlock:https://lock.example", "group": "default"}));
+    assert_eq!(
+        undo["method"],
+        json!({"by": "cluster", "node": "gpu-1", "access": null})
+    );
+    assert_eq!(
+        undo["lock"],
+        json!({"lock": "fleetlock:https://lock.example", "group": "default"})
+    );
 }

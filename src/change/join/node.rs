@@ -374,10 +374,7 @@ impl Applier {
 
     /// Returns the reason a node belongs, or may belong, to another machine. `None` if it belongs to this one. Each kubelet
     /// reports a machine id.
-    pub(in crate::change) fn is_another(
-        &self,
-        node: &Node,
-    ) -> Result<Option<String>, ChangeError> {
+    pub(in crate::change) fn is_another(&self, node: &Node) -> Result<Option<String>, ChangeError> {
         let Some(theirs) = &node.system_uuid else {
             let why = "the machine ID of the node is unknown in the cluster, so it may be another \
                        machine";

@@ -94,7 +94,9 @@ pub fn condition_in_maintenance(
     let (reason, message) = match failed {
         true => (
             "UpgradeFailed",
-            format!("out of service since {since}; see the annotation gpu-bootstrap/upgrade-failed"),
+            format!(
+                "out of service since {since}; see the annotation gpu-bootstrap/upgrade-failed"
+            ),
         ),
         false => ("Upgrading", format!("out of service since {since}")),
     };

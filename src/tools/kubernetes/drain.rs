@@ -135,7 +135,9 @@ pub fn result(succeeded: bool, stderr: &str) -> Evicted {
     let last = stderr.trim().lines().last().unwrap_or("no error message");
     let why = || {
         let text = last.strip_prefix("Error from server ").unwrap_or(last);
-        text.split_once("): ").map_or(text, |(_, text)| text).to_owned()
+        text.split_once("): ")
+            .map_or(text, |(_, text)| text)
+            .to_owned()
     };
     match last {
         _ if last.contains(NOT_FOUND) => Evicted::Gone,
@@ -257,9 +259,7 @@ mod tests {
             unmanaged: true,
             local_data: true,
         };
-        let refused = |setting: &'static str| move |action: PodAction| {
-            matches!(action, PodAction::Refused { setting: found, .. } if found == setting)
-        };
+        let refused = |setting: &'static str| move |action: PodAction| matches!(action, PodAction::Refused { setting: found, .. } if found == setting);
         for (metadata, rest, expected) in [
             (set, "", PodAction::Evict),
             (daemon, local, PodAction::Stays),
@@ -268,7 +268,11 @@ mod tests {
             (leaving, local, PodAction::Waits),
             ("", done, PodAction::Evict),
         ] {
-            assert_eq!(pod(metadata, rest).action(none), expected, "{metadata} {rest}");
+            assert_eq!(
+                pod(metadata, rest).action(none),
+                expected,
+                "{metadata} {rest}"
+            );
         }
         let unmanaged = pod("", "");
         assert!(refused("fleet.evict-unmanaged")(unmanaged.action(none)));
@@ -276,7 +280,9 @@ mod tests {
         let owned = pod(r#", "ownerReferences": [{"kind": "Node"}]"#, "");
         assert!(refused("fleet.evict-unmanaged")(owned.action(none)));
         let with_data = pod(set, local);
-        assert!(refused("fleet.delete-emptydir-data")(with_data.action(none)));
+        assert!(refused("fleet.delete-emptydir-data")(
+            with_data.action(none)
+        ));
         for pod in [unmanaged, with_data] {
             assert_eq!(pod.action(all), PodAction::Evict);
         }
