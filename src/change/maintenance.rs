@@ -422,7 +422,7 @@ impl Applier {
         let mut waiting = Vec::new();
         for pod in pods {
             match pod.action(leave.consent()) {
-                PodAction::Stays | PodAction::Refused { .. } => continue,
+                PodAction::Stays | PodAction::Refused { .. } => {}
                 PodAction::Waits => waiting.push(format!("{pod} is terminating")),
                 PodAction::Evict => match self.evict(cluster, &pod).await? {
                     Evicted::Gone => {}
@@ -520,7 +520,7 @@ impl Applier {
             FleetLock::Command(command) => {
                 let mut command = command.clone();
                 command.push(what.word().to_owned());
-                let run = || async {
+                let ran = async {
                     let cmd = self.with_environment(&command, None, LOCK_COMMAND)?;
                     let ran = self.host.exec.run(&cmd, &mut |_, _| {}).await;
                     ran.and_then(|output| output.success(&cmd))
@@ -528,7 +528,7 @@ impl Applier {
                             ChangeError::tool(format!("run `{}`", cmd.line()), source)
                         })
                 };
-                run().await.map(drop).map_err(|error| one_line(&error))
+                ran.await.map(drop).map_err(|error| one_line(&error))
             }
         }
     }

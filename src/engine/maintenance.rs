@@ -18,6 +18,7 @@ use crate::{
     exit::Exit,
     journal::{AppliedChange, Receipt},
     model::{fleet::WindowState, id::StepId},
+    state::StateError,
     step::Assessment,
     steps,
 };
@@ -31,6 +32,11 @@ const TITLE: &str = "Maintenance";
 /// Whether the change takes the node out of service.
 pub(super) fn is_of_maintenance(applied: &AppliedChange) -> bool {
     applied.steps == [MAINTENANCE]
+}
+
+/// Whether the change has taken the node out of service completely. A drain may have been interrupted.
+fn has_left(applied: &AppliedChange) -> bool {
+    is_of_maintenance(applied) && applied.whole
 }
 
 /// The maintenance of a node, according to its journal.
@@ -132,10 +138,9 @@ impl Session {
     /// Whether this run must take the node out of service.
     fn leaves(&self, jobs: &[Job], receipt: &Receipt) -> bool {
         let continues = self.tools.options.resumed || receipt.rollback_started.is_some();
-        let mut left = (receipt.applied.iter()).filter(|one| is_of_maintenance(one) && one.whole);
         self.tools.options.request.upgrade
             && jobs.iter().any(is_disturbing)
-            && !(continues && left.next().is_some())
+            && !(continues && receipt.applied.iter().any(has_left))
     }
 
     /// Returns the reason that the upgrade must not start. Changes nothing. `None` if it may start, or if this run does not take
@@ -205,8 +210,8 @@ impl Session {
             STOPPED => self.tools.cancel.exit().unwrap_or(Exit::Blocked),
             _ => Exit::Blocked,
         };
-        // A node that has failed before stays out of service.
-        let was_left = receipt.applied.iter().any(is_of_maintenance);
+        // A node whose upgrade has failed before stays out of service.
+        let was_left = receipt.applied.iter().any(has_left);
         if !was_left {
             self.return_to_service(ledger, notes).await?;
         }
@@ -258,7 +263,7 @@ impl Session {
     /// Returns the Node object of this machine, or nothing if it is not a node.
     fn node_to_drain(&self, desired: &Desired) -> Result<LeaveMethod, ChangeError> {
         let state = self.inner.state();
-        let unread = |error: crate::state::StateError| {
+        let unread = |error: StateError| {
             ChangeError::blocked("node-not-read", "find the node of this machine").caused_by(error)
         };
         if state.membership().map_err(unread)?.is_none() {
@@ -322,12 +327,16 @@ impl Session {
         if receipt.rollback_started.is_some() || exit == Exit::RebootRequired {
             return Ok(None);
         }
-        let first = (receipt.applied.iter()).rfind(|one| is_of_maintenance(one));
-        let is_only = first.is_some_and(|first| first.intent == last.intent);
-        let untouched = is_only
-            && !jobs.iter().any(has_changed)
-            && !(receipt.applied.iter()).any(|one| one.intent > last.intent)
-            && self.is_first_run(&receipt, last);
+        // Changes are only made after the node has left.
+        let first = receipt.applied.iter().rfind(|one| has_left(one));
+        let is_later = |one: &AppliedChange, first: &AppliedChange| {
+            one.intent > first.intent && !is_of_maintenance(one)
+        };
+        let untouched = !jobs.iter().any(has_changed)
+            && first.is_none_or(|first| {
+                self.has_taken_out(&receipt, first)
+                    && !(receipt.applied.iter()).any(|one| is_later(one, first))
+            });
         if matches!(exit, Exit::Ok | Exit::Partial) || untouched {
             return self.return_to_service(ledger, notes).await;
         }
@@ -359,7 +368,7 @@ impl Session {
     }
 
     /// Whether this run has taken the node out of service. If an earlier run did, it may have changed the machine.
-    fn is_first_run(&self, receipt: &Receipt, left: &AppliedChange) -> bool {
+    fn has_taken_out(&self, receipt: &Receipt, left: &AppliedChange) -> bool {
         let own = (receipt.runs.iter()).rfind(|run| run.id == self.tools.events.run());
         own.is_some_and(|run| run.started <= left.at)
     }
