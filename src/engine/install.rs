@@ -1,12 +1,14 @@
 //! `install`: assesses all steps, and starts changes only if no step blocks the run.
 
+use std::time::Duration;
+
 use super::{
     EngineError, Session,
     apply::{Applying, Reboots, Stop},
     guard,
     job::{End, Job},
     ledger::Ledger,
-    maintenance::Stays,
+    maintenance::{Leaving, Stays},
     persist,
     result::{ChangeReport, Mode, Reboot, RunReport},
     resume,
@@ -155,21 +157,25 @@ impl Session {
         } else {
             // After a stop request, nothing is changed, not even at the next boot.
             let mut armed = false;
+            let mut left_for = Duration::ZERO;
             if self.tools.cancel.exit().is_none() {
                 if !known {
                     self.begin(&ledger)?;
                 }
                 armed = self.survive_power_cuts(&ledger, &jobs, &mut notes).await;
-                if let Some(stays) = self.leave_service(&ledger, &jobs, &mut notes).await? {
-                    let exit = self.disarm(&ledger, stays.exit, armed, &mut notes).await?;
-                    notes.extend(self.tools.events.take_notes());
-                    let report = RunReport {
-                        exit,
-                        ..self.not_started(jobs, stays, notes)
-                    };
-                    finish(&ledger.journal, &report)?;
-                    self.tools.finished(&report);
-                    return Ok(report);
+                match self.leave_service(&ledger, &mut jobs, &mut notes).await? {
+                    Leaving::InTime(time) => left_for = time,
+                    Leaving::Failed(stays) => {
+                        let exit = self.disarm(&ledger, stays.exit, armed, &mut notes).await?;
+                        notes.extend(self.tools.events.take_notes());
+                        let report = RunReport {
+                            exit,
+                            ..self.not_started(jobs, stays, notes)
+                        };
+                        finish(&ledger.journal, &report)?;
+                        self.tools.finished(&report);
+                        return Ok(report);
+                    }
                 }
             }
             jobs.iter_mut().for_each(|job| job.ended = None);
@@ -179,6 +185,7 @@ impl Session {
                 jobs.iter_mut().for_each(|job| job.answer = None);
             }
             let mut applying = Applying::new(self, ledger.clone(), reboots, jobs);
+            applying.retry_policy = applying.retry_policy.extended(left_for);
             applying.run().await;
             let exit = exit_of(&applying, undone.any || changed(&applying, &ledger, first));
             if exit == Exit::Ok {

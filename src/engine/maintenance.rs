@@ -5,6 +5,8 @@
 //! the journal contains how to return it: the next successful run does this. A node whose upgrade has failed stays out of service
 //! and keeps the fleet lock, so that no other node starts.
 
+use std::time::Duration;
+
 use super::{
     EngineError, Session, job::Job, ledger::Ledger, result::StepReport, rollback::in_words,
 };
@@ -116,6 +118,14 @@ pub(super) struct Stays {
     pub(super) step: StepReport,
 }
 
+/// The result of taking the node out of service.
+pub(super) enum Leaving {
+    /// The run continues, after this time for the lock and the evictions.
+    InTime(Duration),
+    /// The node stays in service.
+    Failed(Stays),
+}
+
 impl Stays {
     fn blocked(why: String, hint: &str) -> Self {
         let step = StepReport {
@@ -188,23 +198,27 @@ impl Session {
         })
     }
 
-    /// Takes the node out of service. If this fails, the node returns to service, and the reason is returned.
+    /// Takes the node out of service. If this fails, the node returns to service.
     pub(super) async fn leave_service(
         &self,
         ledger: &Ledger,
-        jobs: &[Job],
+        jobs: &mut [Job],
         notes: &mut Vec<String>,
-    ) -> Result<Option<Stays>, EngineError> {
+    ) -> Result<Leaving, EngineError> {
         let receipt = ledger.journal.receipt();
         if !self.leaves(jobs, &receipt) {
-            return Ok(None);
+            return Ok(Leaving::InTime(Duration::ZERO));
         }
+        let began = self.tools.events.elapsed();
         let left = match self.leave_change(jobs) {
             Ok(change) => ledger.perform(&[MAINTENANCE], &change).await,
             Err(error) => Err(error),
         };
         let Err(error) = left else {
-            return Ok(None);
+            // Hours may have passed, so everything is assessed again.
+            jobs.iter_mut().for_each(|job| job.answer = None);
+            let ended = self.tools.events.elapsed();
+            return Ok(Leaving::InTime(ended.saturating_sub(began)));
         };
         let exit = match error.reason {
             STOPPED => self.tools.cancel.exit().unwrap_or(Exit::Blocked),
@@ -215,7 +229,7 @@ impl Session {
         if !was_left {
             self.return_to_service(ledger, notes).await?;
         }
-        Ok(Some(Stays {
+        Ok(Leaving::Failed(Stays {
             exit,
             step: failed(Outcome::Blocked, &error),
         }))
