@@ -461,7 +461,7 @@ impl Applier {
         }
         let is_drained = matches!(leave.method, LeaveMethod::Cluster(_));
         let clients: Vec<String> = (gpu_clients(&self.host)?.iter())
-            .filter(|client| !client.is_management && !(is_drained && client.is_in_pod))
+            .filter(|client| !(client.is_management || is_drained && client.is_in_pod))
             .map(ToString::to_string)
             .collect();
         if clients.is_empty() {
