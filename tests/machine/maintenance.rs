@@ -1,6 +1,9 @@
 //! `upgrade`: a node in use leaves service before the first change, and returns after the validation.
 
-use gpu_bootstrap::journal::{Journal, Record};
+use gpu_bootstrap::{
+    host::fake::{self, ok},
+    journal::{Journal, Record},
+};
 use serde_json::{Value, json};
 use toml::Table;
 
@@ -157,10 +160,17 @@ fn upgrade_drains_installs_reboots_and_returns() {
     let note = annotation(&machine, MAINTENANCE).expect("a reason");
     assert!(note.contains("driver 595.91.07"), "{note}");
     assert_eq!(lock_requests(&machine), [LOCK]);
-    // The cordon precedes the first package.
-    let lines: Vec<String> = ran.commands.iter().map(|cmd| cmd.line()).collect();
-    let at = |word: &str| lines.iter().position(|line| line.contains(word));
-    assert!(at("patch node") < at("595.91.07"), "{lines:#?}");
+    // The node leaves before the packages of the upgrade are installed.
+    let history = Journal::read(&machine.host()).expect("a journal");
+    let kinds: Vec<&str> = (history.lines.iter())
+        .filter_map(|line| match &line.record {
+            Record::Intent { change, .. } => Some(change.kind()),
+            _ => None,
+        })
+        .collect();
+    let left = kinds.iter().position(|kind| *kind == "leave-service");
+    let installed = kinds.iter().rposition(|kind| *kind == "install-packages");
+    assert!(left.is_some() && left < installed, "{kinds:?}");
     let check = machine.run(&["check", "--as-installed", "--format", "prometheus"]);
     assert!(
         check.out.contains("gpu_bootstrap_maintenance 1\n"),
@@ -203,6 +213,53 @@ fn node_that_was_cordoned_before_stays_cordoned() {
     assert_eq!(ran.exit, 0, "{}", told(&ran));
     assert!(is_cordoned(&machine));
     assert_eq!(annotation(&machine, MAINTENANCE), None);
+}
+
+/// An administrator who takes over removes the annotation.
+#[test]
+fn cordon_of_an_administrator_is_kept() {
+    let machine = node();
+    let ran = run(&machine, "upgrade", &[&AFTER[..], &["--reboot"]].concat());
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+    if let Some(node) = &mut lock(&machine.state).node {
+        node["metadata"]["annotations"] = json!({});
+    }
+    let ran = resumed(&machine).expect("a resume unit");
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    assert!(is_cordoned(&machine));
+    assert_eq!(lock_requests(&machine), [LOCK, UNLOCK]);
+}
+
+/// Without a cluster, commands take the machine out of service. Any command that finishes the upgrade returns it.
+#[test]
+fn install_after_a_manual_reboot_returns_the_machine() {
+    const FLEET: &str = "/usr/local/sbin/fleet";
+    let machine = Machine::new(describe("debian-12-h100", Table::new()));
+    machine.fakes.files.put_mode(FLEET, "#!/bin/sh\n", 0o755);
+    machine.fakes.exec.on(FLEET, |_, _| ok(""));
+    let ran = run(&machine, "install", &BEFORE);
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    let commands = [
+        "--set",
+        "fleet.lock=command:/usr/local/sbin/fleet lock",
+        "--set",
+        r#"fleet.leave-command=["/usr/local/sbin/fleet", "leave"]"#,
+        "--set",
+        r#"fleet.return-command=["/usr/local/sbin/fleet", "return"]"#,
+    ];
+    let calls = |ran: &Ran| -> Vec<String> {
+        let lines = ran.commands.iter().map(|cmd| cmd.line());
+        let calls = lines.filter_map(|line| Some(line.strip_prefix(FLEET)?.trim().to_owned()));
+        calls.collect()
+    };
+    let options = [&AFTER[..6], &commands].concat();
+    let ran = run(&machine, "upgrade", &options);
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+    assert_eq!(calls(&ran), ["lock acquire", "leave"]);
+    machine.reboot();
+    let ran = run(&machine, "install", &options);
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    assert_eq!(calls(&ran), ["return", "lock release"]);
 }
 
 /// The driver is not changed, and the node is in service, without the lock.
@@ -376,10 +433,7 @@ fn dry_run_lists_the_pods_and_changes_nothing() {
     ] {
         assert!(ran.out.contains(part), "{part}: {}", told(&ran));
     }
-    assert_eq!(
-        gpu_bootstrap::host::fake::diff(&before, &machine.snapshot()),
-        [""; 0]
-    );
+    assert_eq!(fake::diff(&before, &machine.snapshot()), [""; 0]);
     assert_eq!(pods(&machine), ["web", "own"]);
     assert!(!is_cordoned(&machine));
 }
