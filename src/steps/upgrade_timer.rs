@@ -188,7 +188,7 @@ mod tests {
         };
         decide(&made, &want, &window).expect_satisfied();
         let service = made.service.clone().unwrap_or_default();
-        let line = "ExecStart=/usr/local/bin/gpu-bootstrap upgrade --as-installed --reboot --deadline=2h\n";
+        let line = "ExecStart=/usr/local/bin/gpu-bootstrap upgrade --as-installed --reboot\n";
         assert!(service.contains(line), "{service}");
         let timer = made.timer.clone().unwrap_or_default();
         assert!(

@@ -450,7 +450,7 @@ fn killed_upgrade_leaves_a_node_with_a_reason() {
         machine.count(&args)
     };
     // Every change of the first part, in which the node leaves service, and a sample of the rest.
-    let points: Vec<u64> = (1..=count).filter(|n| *n <= 25 || n % 9 == 0).collect();
+    let points: Vec<u64> = (1..=count).filter(|n| *n <= 30 || n % 15 == 0).collect();
     let wrong = in_parallel(&points, |n| {
         let machine = node();
         put_pods(&machine, vec![pod("web", Some("ReplicaSet"), Value::Null)]);
