@@ -1,7 +1,5 @@
 //! `install`: assesses all steps, and starts changes only if no step blocks the run.
 
-use std::time::Duration;
-
 use super::{
     EngineError, Session,
     apply::{Applying, Reboots, Stop},
@@ -157,14 +155,15 @@ impl Session {
         } else {
             // After a stop request, nothing is changed, not even at the next boot.
             let mut armed = false;
-            let mut left_for = Duration::ZERO;
+            let mut left_in = None;
             if self.tools.cancel.exit().is_none() {
                 if !known {
                     self.begin(&ledger)?;
                 }
                 armed = self.survive_power_cuts(&ledger, &jobs, &mut notes).await;
-                match self.leave_service(&ledger, &mut jobs, &mut notes).await? {
-                    Leaving::InTime(time) => left_for = time,
+                match self.leave_service(&ledger, &jobs, &mut notes).await? {
+                    Leaving::NotNeeded => {}
+                    Leaving::Left(time) => left_in = Some(time),
                     Leaving::Failed(stays) => {
                         let exit = self.disarm(&ledger, stays.exit, armed, &mut notes).await?;
                         notes.extend(self.tools.events.take_notes());
@@ -180,12 +179,12 @@ impl Session {
             }
             jobs.iter_mut().for_each(|job| job.ended = None);
             let mut undone = self.undo_obsolete(&ledger, &mut jobs, &mut notes).await?;
-            if undone.any {
-                // State that was read before the undo is outdated.
+            if undone.any || left_in.is_some() {
+                // State that was read before the undo, or before the node has left service, is outdated.
                 jobs.iter_mut().for_each(|job| job.answer = None);
             }
             let mut applying = Applying::new(self, ledger.clone(), reboots, jobs);
-            applying.retry_policy = applying.retry_policy.extended(left_for);
+            applying.retry_policy = applying.retry_policy.extended(left_in.unwrap_or_default());
             applying.run().await;
             let exit = exit_of(&applying, undone.any || changed(&applying, &ledger, first));
             if exit == Exit::Ok {

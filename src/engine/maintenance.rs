@@ -120,8 +120,10 @@ pub(super) struct Stays {
 
 /// The result of taking the node out of service.
 pub(super) enum Leaving {
-    /// The run continues, after this time for the lock and the evictions.
-    InTime(Duration),
+    /// The run does not take the node out of service, or an earlier run did.
+    NotNeeded,
+    /// The node is out of service, after this time for the lock and the evictions.
+    Left(Duration),
     /// The node stays in service.
     Failed(Stays),
 }
@@ -202,12 +204,12 @@ impl Session {
     pub(super) async fn leave_service(
         &self,
         ledger: &Ledger,
-        jobs: &mut [Job],
+        jobs: &[Job],
         notes: &mut Vec<String>,
     ) -> Result<Leaving, EngineError> {
         let receipt = ledger.journal.receipt();
         if !self.leaves(jobs, &receipt) {
-            return Ok(Leaving::InTime(Duration::ZERO));
+            return Ok(Leaving::NotNeeded);
         }
         let began = self.tools.events.elapsed();
         let left = match self.leave_change(jobs) {
@@ -215,10 +217,8 @@ impl Session {
             Err(error) => Err(error),
         };
         let Err(error) = left else {
-            // Hours may have passed, so everything is assessed again.
-            jobs.iter_mut().for_each(|job| job.answer = None);
             let ended = self.tools.events.elapsed();
-            return Ok(Leaving::InTime(ended.saturating_sub(began)));
+            return Ok(Leaving::Left(ended.saturating_sub(began)));
         };
         let exit = match error.reason {
             STOPPED => self.tools.cancel.exit().unwrap_or(Exit::Blocked),
