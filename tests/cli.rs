@@ -61,6 +61,7 @@ fn help_of_every_command() {
         "check",
         "plan",
         "install",
+        "upgrade",
         "uninstall",
         "status",
         "facts",

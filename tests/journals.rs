@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use camino::Utf8Path;
 use gpu_bootstrap::{
-    change::{Leave, LeaveCluster, Undo},
+    change::{Leave, LeaveCluster, LeaveMethod, Undo},
     error::Report,
     journal::{History, JournalError, Receipt, Record, fold, parse},
 };
@@ -131,6 +131,23 @@ fn undo_of_each_join_method_is_read() {
     let before: Vec<Option<&str>> = managed.labels.values().map(Option::as_deref).collect();
     assert_eq!(before, [None, Some("ops")]);
     assert_eq!(applied(&fold(&history.lines)), ["22 cluster.node"]);
+}
+
+/// The node of a failed upgrade stays out of service until a later run succeeds.
+#[test]
+fn failed_upgrade_has_a_return_to_service() {
+    let receipt = receipt("upgrade-failed.jsonl");
+    assert_eq!(applied(&receipt), ["1 maintenance"]);
+    let Undo::ReturnToService(undo) = &receipt.applied[0].undo else {
+        panic!("{:?}", receipt.applied[0].undo);
+    };
+    assert_eq!(undo.lock.lock.to_string(), "fleetlock:https://lock.example");
+    assert!(
+        matches!(&undo.method, LeaveMethod::Cluster(cluster) if cluster.node.to_string() == "gpu-1"),
+        "{:?}",
+        undo.method
+    );
+    assert!(receipt.request.is_some_and(|request| request.upgrade));
 }
 
 #[test]

@@ -153,6 +153,7 @@ impl Applier {
             Undo::RemoveImage { runtime, image } => self.remove_image(*runtime, image, sink).await,
             Undo::LeaveCluster(undo) => self.leave_cluster(undo, sink).await,
             Undo::RestoreLabels(undo) => self.restore_node(undo, sink).await,
+            Undo::ReturnToService(undo) => self.return_to_service(undo, sink).await,
             Undo::RestoreSysctls { values, ours } => self.restore_sysctls(values, ours, sink).await,
             Undo::TurnOnSwap { areas } => self.turn_on_swap(areas, sink).await,
             Undo::Several { undos } => {
@@ -229,6 +230,7 @@ impl ApplyChanges for Applier {
             Change::RefreshRepositories => self.preview_refresh()?,
             Change::HoldPackages { patterns } => Some(self.preview_hold(patterns).await?),
             Change::RepairPackages => Some(self.preview_repair().await?),
+            Change::LeaveService { leave } => self.preview_leave(leave).await?,
             Change::ConfigureRuntime { settings } => self.preview_runtime(settings)?,
             _ => None,
         })
@@ -242,6 +244,7 @@ impl ApplyChanges for Applier {
                 Simulation::Approved(_) | Simulation::Unknown(_) => Ok(()),
             },
             Change::PartitionGpus { partition } => self.dry_run_partition(partition).await,
+            Change::LeaveService { leave } => self.dry_run_leave(leave).await,
             _ => Ok(()),
         }
     }
@@ -294,6 +297,10 @@ impl ApplyChanges for Applier {
             }),
             Change::JoinCluster { join } => self.capture_join(join),
             Change::AdmitNode { admission } => self.capture_admission(admission).await,
+            Change::LeaveService { leave } => self.capture_leave(leave).await,
+            Change::MarkFailedUpgrade { .. } => {
+                Ok(Undo::nothing("the return to service removes the mark"))
+            }
             Change::Reboot { .. } => Ok(Undo::nothing("a reboot leaves nothing to undo")),
         }
     }
@@ -369,6 +376,8 @@ impl ApplyChanges for Applier {
                 join.method.implementation().join(self, join, sink).await?
             }
             Change::AdmitNode { admission } => self.admit_node(admission, sink).await?,
+            Change::LeaveService { leave } => self.leave_service(leave, sink).await?,
+            Change::MarkFailedUpgrade { node, why } => self.mark_failed(node, why, sink).await?,
             // The engine finishes its run before a reboot.
             Change::Reboot { .. } => return Err(ChangeError::bug("reboot in the middle of a run")),
         }

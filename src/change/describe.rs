@@ -113,6 +113,10 @@ impl Change {
                 )
             }
             Self::AdmitNode { admission } => admission.summary(),
+            Self::LeaveService { leave } => leave.summary(),
+            Self::MarkFailedUpgrade { node, .. } => {
+                format!("mark node `{}` as failed", node.node)
+            }
             Self::Reboot { why } => format!("reboot: {why}"),
         }
     }

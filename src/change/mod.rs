@@ -32,6 +32,7 @@ mod image;
 mod join;
 mod kernel_parameters;
 mod labels;
+pub mod maintenance;
 mod mig;
 mod module;
 pub mod packages;
@@ -56,6 +57,7 @@ pub use apply_changes::{ApplyChanges, NoChanges};
 pub use edits::Edit;
 pub use image::has_image;
 pub use join::{Admission, LeaveCluster, RestoreLabels};
+pub use maintenance::{ClusterNode, LeaveMethod, LeaveService, LockUse, ReturnToService};
 pub use mig::{Partition, Partitioned, RestoreMig, partition};
 pub use probe::{ProbeCaller, ValidationRecord};
 pub use runtime::RuntimeSettings;
@@ -203,6 +205,17 @@ kinds! {
     "admit-node" => AdmitNode {
         /// The node and the missing settings.
         admission: Admission,
+    },
+    /// Take the node out of service: acquire the fleet lock, cordon the node, evict its pods, and check that the GPUs are unused.
+    "leave-service" => LeaveService {
+        /// The method, the limits and the consents.
+        leave: LeaveService,
+    },
+    /// Mark the node: its upgrade has failed, so it stays out of service.
+    "mark-failed-upgrade" => MarkFailedUpgrade {
+        node: ClusterNode,
+        /// The reason.
+        why: String,
     },
     /// Reboot the machine after all other changes have finished.
     "reboot" => Reboot {

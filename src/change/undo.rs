@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     edits::Edit,
     join::{LeaveCluster, RestoreLabels},
+    maintenance::ReturnToService,
     mig::RestoreMig,
     packages::{Effects, RestoreStream, Unhold},
     unit::RestoreUnit,
@@ -82,6 +83,8 @@ pub enum Undo {
     LeaveCluster(LeaveCluster),
     /// Restore the previous labels of a node.
     RestoreLabels(RestoreLabels),
+    /// Return the node to service.
+    ReturnToService(ReturnToService),
     /// Set kernel parameters to their previous values.
     RestoreSysctls {
         /// The previous values by name.

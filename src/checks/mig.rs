@@ -119,9 +119,8 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
             return Ok(vec![Finding::new(LAYOUT, Verdict::Unknown, why)]);
         }
     };
-    let cluster = subject.desired.and_then(|desired| desired.cluster.as_ref());
     let state = MigState {
-        strategy: cluster.map_or(MigStrategy::None, |cluster| cluster.node.mig_strategy),
+        strategy: (subject.desired).map_or(MigStrategy::None, |desired| desired.device_plugin.mig_strategy),
         unit: match subject.host.files().exists(&own_file(MIG_UNIT))? {
             true => subject.state.unit(MIG_UNIT).await?,
             false => None,

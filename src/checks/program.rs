@@ -14,7 +14,7 @@ use crate::{
     model::{id::Id, paths::RESUME_UNIT, text::shell_word},
     runtimes::Daemon,
     step::StepError,
-    steps::{CHECK_SERVICE, MIG_UNIT, PACKAGED, USUAL, program_in},
+    steps::{CHECK_SERVICE, MIG_UNIT, PACKAGED, UPGRADE_SERVICE, USUAL, program_in},
     tools::systemctl::own_file,
 };
 
@@ -56,7 +56,8 @@ struct ProgramState {
 
 /// Returns the files that start gpu-bootstrap. The cloud-init script of the resume unit contains the same path as the unit.
 fn starts(files: &dyn ReadFiles) -> Result<Vec<Start>, FilesError> {
-    let units = [RESUME_UNIT, CHECK_SERVICE, MIG_UNIT].map(|unit| (own_file(unit), "ExecStart="));
+    let units = [RESUME_UNIT, CHECK_SERVICE, UPGRADE_SERVICE, MIG_UNIT];
+    let units = units.map(|unit| (own_file(unit), "ExecStart="));
     let drop_ins = (Daemon::ALL.into_iter())
         .filter_map(|daemon| daemon.configured().rewritten())
         .map(|one| (Utf8PathBuf::from(one.drop_in), "ExecStartPre=-"));

@@ -54,6 +54,9 @@ pub enum Command {
     /// Install and configure everything in the configuration
     #[command(after_long_help = help::of("install"))]
     Install(InstallArgs),
+    /// Install on a node in use: take it out of service, install, validate, and return it
+    #[command(after_long_help = help::of("upgrade"))]
+    Upgrade(UpgradeArgs),
     /// Undo all changes made by `install`
     #[command(after_long_help = help::of("uninstall"))]
     Uninstall(UninstallArgs),
@@ -357,6 +360,38 @@ pub struct InstallArgs {
     /// Continue the run in the journal
     #[arg(long, hide = true, conflicts_with_all = ["profile", "config", "set", "lock", "image", "unattended"])]
     pub resume: bool,
+}
+
+/// `upgrade`.
+#[derive(Debug, Args)]
+pub struct UpgradeArgs {
+    #[command(flatten)]
+    pub target: TargetArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+    #[command(flatten)]
+    pub detail: DetailArgs,
+    /// Show the changes, the pods that would be evicted and the reasons that prevent the upgrade; change nothing
+    #[arg(long, conflicts_with_all = ["reboot", "deadline", "events", "lock_timeout", "now"])]
+    pub dry_run: bool,
+    /// Reboot if required, and continue automatically
+    #[arg(long)]
+    pub reboot: bool,
+    /// Start even if the maintenance window (`fleet.window`) is closed
+    #[arg(long)]
+    pub now: bool,
+    /// Use the settings of the last `install`, and the current configuration files
+    #[arg(long, conflicts_with_all = ["profile", "config", "set", "lock"])]
+    pub as_installed: bool,
+    /// Time limit for retries of transient failures, as of `install`
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub deadline: Option<Duration>,
+    /// Write events as JSON Lines to a file, or to stdout with `-`
+    #[arg(long, value_name = "FILE|-")]
+    pub events: Option<String>,
+    /// Maximum wait for a package manager lock
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub lock_timeout: Option<Duration>,
 }
 
 /// `status`.

@@ -22,7 +22,7 @@ use crate::{
         desired::Desired,
         error::{ConfigError, ResolveError},
     },
-    engine::{self, Audit, Cancel, Options, RunReport, Session, Tools, Unresolvable},
+    engine::{self, Audit, Cancel, Maintenance, Options, RunReport, Session, Tools, Unresolvable},
     error::{Report as _, one_line},
     exit::Exit,
     facts::Facts,
@@ -342,6 +342,7 @@ async fn look(
             spec: inspection.node_condition(&question, here)?,
             node: wanted_node,
             fail_on,
+            maintenance: maintenance(here, examined.here, &inspection.facts),
         };
         condition::tell(
             env,
@@ -413,10 +414,17 @@ fn node_status(
             .ok()
             .flatten(),
         reboot_pending: (status.as_ref()).map(|status| status.reboot_due || is_new || is_remedy),
+        maintenance: (status.as_ref()).map(|status| status.maintenance.is_some()),
         run_active: status.map(|status| status.current.is_some_and(|run| run.alive)),
         time_to_ready_seconds: timing.and_then(|timing| timing.to_ready()),
         ..node
     }
+}
+
+/// Returns the maintenance of this machine. An unreadable journal is already a warning.
+fn maintenance(here: &Host, is_here: bool, facts: &Facts) -> Option<Maintenance> {
+    let status = is_here.then(|| engine::status(here, facts.boot_id.as_deref()).ok());
+    status.flatten()?.maintenance
 }
 
 /// Writes a document to standard output or to the `--output` file. Root does not write to a path that other users can change,

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     check::FailOn,
     config::desired::ConditionSpec,
-    engine::RunReport,
+    engine::{Maintenance, RunReport},
     exit::Exit,
     host::{ExecError, Host},
     model::kubernetes::NodeName,
@@ -29,6 +29,8 @@ pub(super) struct ConditionUpdate {
     pub(super) node: Option<NodeName>,
     /// Selects the findings that count as problems.
     pub(super) fail_on: Vec<FailOn>,
+    /// The node is out of service.
+    pub(super) maintenance: Option<Maintenance>,
 }
 
 /// Updates the node condition if it has changed. Prints a warning if the machine is not a node yet.
@@ -71,7 +73,10 @@ pub(super) async fn tell(
         ));
     };
     let gpus = state.facts().gpus.len();
-    let mut said = formats::condition(report, telling.spec.meaning, &telling.fail_on, gpus);
+    let mut said = match telling.maintenance {
+        Some(maintenance) => formats::condition_in_maintenance(maintenance, telling.spec.meaning),
+        None => formats::condition(report, telling.spec.meaning, &telling.fail_on, gpus),
+    };
     said.message = formats::cut(&env.secrets.hide(&said.message));
     let unwritten = |error: ExecError| {
         let message = format!("failed to write the condition {kind} of node `{name}`");

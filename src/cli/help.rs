@@ -94,6 +94,20 @@ const COMMANDS: [CommandRow; 16] = [
         &[5, 6, 7, 8, 9, 10, 130],
     ),
     (
+        "upgrade",
+        &[
+            (
+                "sudo gpu-bootstrap upgrade --dry-run --set driver.branch=595",
+                "Show the changes and the pods that would be evicted",
+            ),
+            (
+                "sudo gpu-bootstrap upgrade --reboot",
+                "Drain, install, reboot, validate, and return the node to service",
+            ),
+        ],
+        &[4, 5, 6, 7, 8, 9, 10, 130],
+    ),
+    (
         "uninstall",
         &[
             (
@@ -379,7 +393,10 @@ pub fn sections(command: &str) -> Vec<Section> {
         .filter(|(code, _)| ALWAYS.contains(code) || exits.contains(code))
         .map(|(code, meaning)| (code.to_string(), (*meaning).to_owned()));
     add("Exit status", exits.collect());
-    if matches!(command, "" | "check" | "plan" | "install" | "uninstall") {
+    if matches!(
+        command,
+        "" | "check" | "plan" | "install" | "upgrade" | "uninstall"
+    ) {
         add("Environment", owned(&ENVIRONMENT));
         add("Files", owned(&FILES));
     }

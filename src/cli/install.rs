@@ -15,19 +15,42 @@ pub(super) async fn run(
     args: &args::InstallArgs,
 ) -> Result<Exit, Failure> {
     env.only_root(host, "install")?;
-    let request = requested(host, env, console, args)?;
-    let target = prepare::target(host, env, request).await?;
+    let asked = requested(host, env, console, args)?;
+    let output = RunOutput {
+        events: args.events.as_deref(),
+        detail: args.detail,
+        format: args.output.format,
+    };
+    apply(host, env, console, asked, &output).await
+}
+
+/// The output options of a run.
+pub(super) struct RunOutput<'a> {
+    pub(super) events: Option<&'a str>,
+    pub(super) detail: args::DetailArgs,
+    pub(super) format: args::OutputFormat,
+}
+
+/// Installs, and reports the result.
+pub(super) async fn apply(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    asked: Asked,
+    output: &RunOutput<'_>,
+) -> Result<Exit, Failure> {
+    let target = prepare::target(host, env, asked).await?;
     console.warn(&target.resolution.warnings);
     // Opening the event pipe waits for a reader. Open it before the signal handlers are installed, so that Ctrl-C ends the
     // wait.
-    let subscribers = viewers::open(host, env, console, args.events.as_deref(), args.detail)?;
+    let subscribers = viewers::open(host, env, console, output.events, output.detail)?;
     let (session, reporter) = target.session(env, subscribers, viewers::cancel()?)?;
     let ended = session.install().await;
     reporter.finish();
     let report = ended?;
     // With `--events -`, standard output contains only events.
-    let format = (args.events.as_deref() != Some("-")).then_some(args.output.format);
-    console.tell(&report, format, args.detail);
+    let format = (output.events != Some("-")).then_some(output.format);
+    console.tell(&report, format, output.detail);
     Ok(session
         .follow(&report, &mut |message| console.say(message))
         .await?)
@@ -51,6 +74,7 @@ fn requested(
     Ok(Asked {
         request,
         resumed: args.resume,
+        now: false,
     })
 }
 

@@ -28,6 +28,7 @@ mod tips;
 mod trial;
 mod unattended;
 mod uninstall;
+mod upgrade;
 mod user_data;
 mod validate;
 mod viewers;
@@ -110,6 +111,7 @@ async fn dispatch(
             unattended::run(host, env, console, &args).await
         }
         Command::Install(args) => install::run(host, env, console, &args).await,
+        Command::Upgrade(args) => upgrade::run(host, env, console, &args).await,
         Command::Uninstall(args) => uninstall::run(host, env, console, &args).await,
         Command::Status(args) => status::run(host, console, &args).await,
         Command::Lock(args) => lock::run(host, env, console, &args).await,

@@ -12,6 +12,7 @@ use crate::{
     engine::{Cancel, Planned},
     exit::Exit,
     host::Host,
+    journal::Request,
     model::text::shell_word,
     report::{document, human},
 };
@@ -24,6 +25,25 @@ pub(super) async fn run(
 ) -> Result<Exit, Failure> {
     let request = prepare::request(&args.target, &args.image, false, None)?;
     let request = prepare::with_lock(host, env, &args.target, request)?;
+    let command = install_command(&args.target, &args.image);
+    show(
+        host,
+        env,
+        console,
+        request,
+        (&command, args.output, args.detail),
+    )
+    .await
+}
+
+/// Shows the changes of a request, and the command that applies them.
+pub(super) async fn show(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    request: Request,
+    (command, output, detail): (&str, args::OutputArgs, args::DetailArgs),
+) -> Result<Exit, Failure> {
     let target = prepare::target(host, env, request).await?;
     console.warn(&target.resolution.warnings);
     let (session, reporter) = target.session(env, Vec::new(), Cancel::new())?;
@@ -40,8 +60,8 @@ pub(super) async fn run(
         console.warn(std::slice::from_ref(&warning));
         warnings.push(warning);
     }
-    let style = console.out_style().verbose(args.detail.verbose);
-    match args.output.format {
+    let style = console.out_style().verbose(detail.verbose);
+    match output.format {
         OutputFormat::Json => {
             let mut document = json!(document::run(&report, Some(target.facts())));
             document["driver"] = json!(driver);
@@ -50,9 +70,8 @@ pub(super) async fn run(
             print::json(&mut console.out, &document)?;
         }
         OutputFormat::Human => {
-            let command = install_command(&args.target, &args.image);
             print::show(&mut console.out, |to| {
-                human::plan(to, &report, (driver.as_ref(), &reasons), &command, style)
+                human::plan(to, &report, (driver.as_ref(), &reasons), command, style)
             })?;
         }
     }

@@ -59,6 +59,8 @@ pub(super) struct Asked {
     pub(super) request: Request,
     /// Whether the resume unit started this run.
     pub(super) resumed: bool,
+    /// Whether an upgrade starts outside of the maintenance window.
+    pub(super) now: bool,
 }
 
 impl From<Request> for Asked {
@@ -66,6 +68,7 @@ impl From<Request> for Asked {
         Self {
             request,
             resumed: false,
+            now: false,
         }
     }
 }
@@ -85,6 +88,7 @@ pub(super) struct Target {
     question: Question,
     deadline: Option<Duration>,
     resumed: bool,
+    now: bool,
     /// The desired state, with reasons and warnings.
     pub(super) resolution: Resolution,
 }
@@ -112,6 +116,7 @@ pub(super) fn request(
         image: image.image,
         assume_gpus: image.assume_gpu.clone(),
         reboot,
+        upgrade: false,
         lock_timeout_seconds: lock_timeout.map(|timeout| timeout.as_secs()),
         deadline_seconds: None,
         lock: None,
@@ -229,7 +234,7 @@ pub(super) async fn target(
     asked: impl Into<Asked>,
 ) -> Result<Target, Failure> {
     let asked = asked.into();
-    let (deadline, resumed) = (asked.deadline(), asked.resumed);
+    let (deadline, resumed, now) = (asked.deadline(), asked.resumed, asked.now);
     let scope = machine::scope(None);
     let mut inspection = inspection(host.clone(), host, env, asked.request, scope).await?;
     if !inspection.request.image {
@@ -244,6 +249,7 @@ pub(super) async fn target(
         question,
         deadline,
         resumed,
+        now,
         resolution,
     })
 }
@@ -563,6 +569,7 @@ impl Target {
             request: self.kept(env),
             deadline: self.deadline,
             resumed: self.resumed,
+            now: self.now,
             ..tools.options
         };
         let session = Session::new(tools, steps::all(), self.inspection.state(), desired)?;

@@ -37,3 +37,14 @@ pub enum Restart {
     /// At any time.
     Always,
 }
+
+/// What happens to processes that use a GPU when an upgrade starts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GpuProcesses {
+    /// They block the upgrade.
+    #[default]
+    Block,
+    /// The reboot ends them.
+    End,
+}

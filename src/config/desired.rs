@@ -19,7 +19,7 @@ use crate::model::{
 use crate::tools::{packages::Backend, prebuilt::Trust};
 
 pub use crate::{
-    config::choices::{ConditionMeaning, Existing, Restart},
+    config::choices::{ConditionMeaning, Existing, GpuProcesses, Restart},
     config::kernel::{KernelSpec, ModuleMethod},
     joins::{ClusterSpec, Discovery, JoinKind, JoinMethod, NodeSpec},
     model::packages::{PackageSpec, Pin, Repository},

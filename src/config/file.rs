@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::{
     compat::kernels::KernelPolicy,
     config::{
-        choices::{ConditionMeaning, Existing, Restart},
+        choices::{ConditionMeaning, Existing, GpuProcesses, Restart},
         values::{
             AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, GpuNeed, Holding,
             MinisignKey, ModuleSource, ModuleTarget, Moment, PackagePattern, Proxy, ResourceName,
@@ -19,6 +19,7 @@ use crate::{
     joins::JoinKind,
     mig::{MigStrategy, ModelLayout, NamedLayout},
     model::{
+        fleet::{FleetLock, LockGroup, Window},
         gpu::Flavor,
         kubernetes::{KubernetesVersion, OwnLabel, Taint},
         token::TokenSource,
@@ -106,6 +107,8 @@ settings! {
         pub sharing: SharingConfig,
         /// Outputs of `check` results for other programs.
         pub check: CheckConfig,
+        /// How `upgrade` takes a node out of service.
+        pub fleet: FleetConfig,
     }
 }
 
@@ -456,6 +459,49 @@ settings! {
         pub node_condition: Option<ConditionType>,
         /// The meaning of a true condition: `"ready"`, or `"problem"` as in the node problem detector.
         pub node_condition_true: Option<ConditionMeaning> => r#"`"ready"`"#,
+    }
+}
+
+settings! {
+    /// How `upgrade` takes a node out of service, see [the upgrade of nodes in use](upgrade.md).
+    FleetConfig {
+        /// A lock that limits how many nodes are out of service: `"none"`; `"fleetlock:URL"` for a server with the
+        /// [FleetLock protocol](https://github.com/coreos/zincati/blob/main/docs/development/fleetlock/protocol.md);
+        /// `"command:PROGRAM ARGUMENT …"` for a program, which gets the additional argument `acquire` or `release`
+        /// and must exit with 0 if it has done so, also if the node already holds or does not hold the lock. A
+        /// failed upgrade keeps the lock.
+        pub lock: FleetLock = FleetLock::None,
+        /// The group of the node on the FleetLock server.
+        pub lock_group: LockGroup = LockGroup::default(),
+        /// How long to wait for the lock. With `fleet.window`, the wait also ends with the window.
+        pub lock_timeout: TimeLimit = TimeLimit::minutes(60),
+        /// The weekly maintenance window in UTC, such as `"Sat 02:00-05:00 UTC"`, `"Mon,Thu 22:00-02:00 UTC"` or
+        /// `"daily 03:00-05:00 UTC"`. Outside of it, `upgrade` changes nothing and exits with 0, unless it has the
+        /// option `--now`. An upgrade that has started is finished after the window.
+        pub window: Option<Window>,
+        /// A timer that runs `upgrade --reboot` with the settings of the last `install` when `fleet.window` opens.
+        pub timer: bool = false,
+        /// Cordon the node and evict its pods, if the machine is a Kubernetes node and no `fleet.leave-command` is
+        /// set. `false` if another program has already drained it.
+        pub drain: bool = true,
+        /// How long to wait until the pods are evicted and have exited.
+        pub drain_timeout: TimeLimit = TimeLimit::minutes(15),
+        /// A kubeconfig to cordon the node and evict its pods, with mode 0600, instead of the kubelet's.
+        pub kubeconfig_file: Option<AbsolutePath>,
+        /// Evict pods without a controller. They are not started on another node.
+        pub evict_unmanaged: bool = false,
+        /// Evict pods with `emptyDir` volumes. The data in these volumes is deleted.
+        pub delete_emptydir_data: bool = false,
+        /// Program and arguments that take the node out of service instead of `fleet.drain`, such as a script that
+        /// drains it in Slurm. It must not return before all jobs have ended, and has the time limit
+        /// `fleet.drain-timeout`. If it fails, `fleet.return-command` runs, and the upgrade does not start.
+        pub leave_command: Option<Vec<String>>,
+        /// Program and arguments that return the node to service. Must succeed if the node is in service.
+        pub return_command: Option<Vec<String>>,
+        /// Processes that still use a GPU when the node is out of service: with `"block"`, the upgrade does not
+        /// start, and lists them; with `"end"`, the reboot ends them. Programs that only manage or monitor GPUs, and
+        /// pods of DaemonSets, do not count.
+        pub gpu_processes: GpuProcesses = GpuProcesses::Block,
     }
 }
 

@@ -168,6 +168,9 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         (driver.as_ref().and_then(Option::as_ref)).map(|driver| (&driver.spec, known.as_slice())),
     );
     let validation = or_noted(validation, wrong);
+    if let Err(error) = fleet(inputs.layers, &config) {
+        wrong.push(error);
+    }
     let mig = or_noted(mig(&config.mig, inputs.layers), wrong);
     let (
         Some(runtimes),
@@ -599,6 +602,45 @@ fn reports(config: &Config) -> Option<ReportsSpec> {
         metrics: directory.map(|directory| directory.join(METRICS)),
         node_condition,
     })
+}
+
+/// Checks the settings of `upgrade` that depend on each other.
+fn fleet(layers: &SettingSources, config: &Config) -> Result<(), ResolveError> {
+    let fleet = &config.fleet;
+    let wrong = |key: &str, why: &str, hint: &str| {
+        let why = why.to_owned();
+        Err(layers.wrong(key, why, Some(hint.to_owned())).into())
+    };
+    let commands = [
+        ("fleet.leave-command", &fleet.leave_command),
+        ("fleet.return-command", &fleet.return_command),
+    ];
+    for (key, command) in commands {
+        let program = command.as_ref().map(|words| words.first());
+        if program.is_some_and(|program| !program.is_some_and(|path| path.starts_with('/'))) {
+            let hint =
+                "set it to a list of program and arguments, such as `[\"/usr/local/sbin/drain\"]`";
+            return wrong(key, "must start with an absolute path", hint);
+        }
+    }
+    match (&fleet.leave_command, &fleet.return_command) {
+        (Some(_), None) => wrong(
+            "fleet.leave-command",
+            "`fleet.return-command` is also required",
+            "set it to the command that returns the node to service",
+        ),
+        (None, Some(_)) => wrong(
+            "fleet.return-command",
+            "`fleet.leave-command` is also required",
+            "set it to the command that takes the node out of service",
+        ),
+        _ if fleet.timer && fleet.window.is_none() => wrong(
+            "fleet.timer",
+            "`fleet.window` is also required",
+            "set the window in which the node may be upgraded, such as `\"Sat 02:00-05:00 UTC\"`",
+        ),
+        _ => Ok(()),
+    }
 }
 
 fn hold(profile: &Profile, config: &Config) -> Hold {

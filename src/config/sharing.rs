@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     joins::JoinKind,
-    mig::{self, MigStrategy},
+    mig::{self, MigStrategy, NamedLayout},
     sharing::{DevicePluginSpec, LONGEST_NAME, MpsDaemon, SharingMethod, SharingSpec},
     tools::{
         kubernetes::kubectl::{GPUS, MIG_DEVICES},
@@ -36,6 +36,17 @@ pub(super) fn device_plugin(
     let join = config.cluster.join.unwrap_or_default();
     let node = Node { join, is_node };
     let sharing = spec(&config.sharing, mig_strategy, node, &mut wrong);
+    let mig = &config.mig;
+    let splits = (mig.layout).is_some_and(|layout| layout != NamedLayout::AllDisabled);
+    if config.sharing.method == Some(SharingMethod::Mps)
+        && (splits || mig.models.is_some() || mig.file.is_some())
+    {
+        wrong.push((
+            "sharing.method",
+            "MPS does not run on GPUs in MIG mode, which `[mig]` configures".to_owned(),
+            "remove the settings in `[mig]`, or set `sharing.method = \"time-slicing\"`".to_owned(),
+        ));
+    }
     if wrong.is_empty() {
         return Ok(DevicePluginSpec {
             mig_strategy,

@@ -6,6 +6,7 @@ use super::{
     guard,
     job::{End, Job},
     ledger::Ledger,
+    maintenance::{Leaving, Stays},
     persist,
     result::{ChangeReport, Mode, Reboot, RunReport},
     resume,
@@ -109,6 +110,7 @@ impl Session {
                 let why = format!("{boots} consecutive boots ended before the run finished");
                 if !self.turn_back_because(&ledger, why, &mut notes).await? {
                     self.give_up(&ledger, boots, &mut notes).await?;
+                    (self.end_maintenance(&ledger, Exit::StepFailed, &[], &mut notes)).await?;
                 }
                 notes.extend(self.tools.events.take_notes());
                 let report = self.report(Exit::StepFailed, &[], notes, None);
@@ -132,26 +134,57 @@ impl Session {
         self.know(&applied);
         let mut jobs = self.survey_before_changes(&applied, &mut notes).await;
         let mut left = Vec::new();
-        let (jobs, exit, reboot) = if let Some(exit) = refusal(&jobs) {
+        let mut maintenance = None;
+        let blocked = refusal(&jobs);
+        if blocked.is_none()
+            && let Some(stays) = self
+                .stays_in_service(&jobs, &ledger.journal.receipt())
+                .await
+        {
+            let report = self.not_started(jobs, stays, notes);
+            if known {
+                finish(&ledger.journal, &report)?;
+            }
+            self.tools.finished(&report);
+            return Ok(report);
+        }
+        let (jobs, exit, reboot) = if let Some(exit) = blocked {
             nothing_changes(&mut jobs);
             self.emit_ends(&jobs);
             (jobs, exit, None)
         } else {
             // After a stop request, nothing is changed, not even at the next boot.
             let mut armed = false;
+            let mut left_in = None;
             if self.tools.cancel.exit().is_none() {
                 if !known {
                     self.begin(&ledger)?;
                 }
                 armed = self.survive_power_cuts(&ledger, &jobs, &mut notes).await;
+                match self.leave_service(&ledger, &jobs, &mut notes).await? {
+                    Leaving::NotNeeded => {}
+                    Leaving::Left(time) => left_in = Some(time),
+                    Leaving::Failed(stays) => {
+                        let exit = self.disarm(&ledger, stays.exit, armed, &mut notes).await?;
+                        notes.extend(self.tools.events.take_notes());
+                        let report = RunReport {
+                            exit,
+                            ..self.not_started(jobs, stays, notes)
+                        };
+                        finish(&ledger.journal, &report)?;
+                        self.tools.finished(&report);
+                        return Ok(report);
+                    }
+                }
             }
             jobs.iter_mut().for_each(|job| job.ended = None);
             let mut undone = self.undo_obsolete(&ledger, &mut jobs, &mut notes).await?;
-            if undone.any {
-                // State that was read before the undo is outdated.
+            if undone.any || left_in.is_some() {
+                // State that was read before the undo, or before the node has left service, is outdated.
                 jobs.iter_mut().for_each(|job| job.answer = None);
             }
             let mut applying = Applying::new(self, ledger.clone(), reboots, jobs);
+            applying.retry_policy = applying.retry_policy.extended(left_in.unwrap_or_default());
             applying.run().await;
             let mut exit = exit_of(&applying, undone.any || changed(&applying, &ledger, first));
             if !undone.any {
@@ -190,6 +223,16 @@ impl Session {
                 exit
             }
         };
+        let exit = match self
+            .end_maintenance(&ledger, exit, &jobs, &mut notes)
+            .await?
+        {
+            Some(stuck) => {
+                maintenance = Some(stuck);
+                Exit::StepFailed
+            }
+            None => exit,
+        };
         if back.is_some() && exit != Exit::Ok && ledger.journal.receipt().rollback_started.is_none()
         {
             // The next boot must not try the failed driver again.
@@ -200,6 +243,7 @@ impl Session {
         notes.extend(self.tools.events.take_notes());
         let node = self.node(exit, &jobs, before.reboots, &mut notes).await;
         let mut report = self.report(exit, &jobs, notes, reboot);
+        report.steps.extend(maintenance);
         report.left = left;
         report.node = node;
         if known
@@ -234,6 +278,20 @@ impl Session {
             seconds: self.tools.events.elapsed().as_secs_f64(),
             ..RunReport::new(Mode::Install, self.tools.events.run().to_owned(), exit)
         }
+    }
+
+    /// Returns the report of an upgrade that has not started, because the node stays in service.
+    fn not_started(&self, mut jobs: Vec<Job>, stays: Stays, mut notes: Vec<String>) -> RunReport {
+        if stays.exit == Exit::Ok {
+            self.tools.note(&mut notes, stays.step.why.clone());
+        }
+        for job in jobs.iter_mut().filter(|job| job.has(Outcome::WouldChange)) {
+            job.ended = Some(End::new(Outcome::NotRun, stays.why()));
+        }
+        self.emit_ends(&jobs);
+        let mut report = self.report(stays.exit, &jobs, notes, None);
+        report.steps.push(stays.step);
+        report
     }
 
     /// Handles a recorded reboot that has not happened. If the reboot is automatic and this run also uses

@@ -19,6 +19,7 @@ mod install;
 mod job;
 mod ledger;
 mod lock;
+mod maintenance;
 mod managed;
 mod node;
 mod obsolete;
@@ -57,6 +58,7 @@ pub use follow::Message;
 pub use graph::GraphError;
 pub use guard::release_lost;
 pub use lock::{ValidatedNode, validated_node};
+pub use maintenance::Maintenance;
 pub use managed::{holds, our_runtimes};
 pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
 pub use resume::{UNIT, applied_changes as applied, asked, request};
@@ -81,7 +83,7 @@ use crate::{
     event::{Event, StepTitle},
     exit::Exit,
     host::{Clock, Host},
-    journal::{Policy, Request, RollbackStarted},
+    journal::{Journal, Policy, Request, RollbackStarted, fold},
     model::{
         findings,
         id::{Id, stands_for},
@@ -130,6 +132,8 @@ pub struct Options {
     pub deadline: Option<Duration>,
     /// The run was started by the resume unit.
     pub resumed: bool,
+    /// `upgrade`: start outside of the maintenance window.
+    pub now: bool,
     /// `check`: only these findings, each selected by its ID or by a prefix that ends before a dot.
     pub only: Vec<String>,
     /// `check`: exclude these findings.
@@ -478,6 +482,14 @@ impl Session {
                 }
             }
             self.conclude(mode, &mut jobs);
+            if mode == Mode::Plan
+                && self.tools.options.request.upgrade
+                && let Ok(history) = Journal::read(&self.inner.host)
+            {
+                for note in self.upgrade_in_words(&jobs, &fold(&history.lines)).await {
+                    self.tools.note(&mut notes, note);
+                }
+            }
             // Evaluate the assessments as findings (`check`) or as pending changes (`plan`).
             let mut report = match mode {
                 Mode::Check => self.findings(jobs).await,

@@ -51,6 +51,14 @@ impl RetryPolicy {
         }
     }
 
+    /// Extends the deadline by the time that the node needed to leave service, which may be hours.
+    pub(super) fn extended(self, by: Duration) -> Self {
+        Self {
+            deadline: self.deadline.map(|deadline| deadline.saturating_add(by)),
+            ..self
+        }
+    }
+
     /// Returns the deadline if it has passed.
     pub(super) fn passed(&self, elapsed: Duration) -> Option<Duration> {
         self.deadline.filter(|deadline| elapsed >= *deadline)

@@ -142,7 +142,7 @@ fn naming(desired: &Desired, driver: &DriverSpec, exact: &[PackageSpec]) -> Vec<
 }
 
 /// The driver as shown in rollback messages.
-fn in_words(driver: &DriverSpec) -> String {
+pub(super) fn in_words(driver: &DriverSpec) -> String {
     (driver.version.as_ref()).map_or_else(
         || format!("of branch {}", driver.branch),
         ToString::to_string,

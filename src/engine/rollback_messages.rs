@@ -10,7 +10,7 @@ use crate::{
     change::Change,
     config::desired::{Manager, PackageSpec},
     facts::detection::{carries_driver, is_driver_part},
-    journal::{Journal, RollbackStarted, Validated, fold},
+    journal::{Journal, Receipt, RollbackStarted, Validated, fold},
     step::Assessment,
 };
 
@@ -38,7 +38,43 @@ fn replaces_a_driver(change: &Change) -> bool {
         if removing.iter().any(|name| carries_driver(name) || is_driver_part(name)))
 }
 
+/// The changes that the steps need now.
+fn needed(jobs: &[Job]) -> impl Iterator<Item = &Change> {
+    let needed = jobs.iter().filter_map(|job| match &job.answer {
+        Some(Ok(Assessment::Needs { changes, .. })) => Some(changes),
+        _ => None,
+    });
+    needed.flatten()
+}
+
 impl Session {
+    /// Returns the reason that the previous driver could not be restored if the new one fails. `None` if it can be restored, if
+    /// the driver is not replaced, or if the settings do not require it. Another version of the same branch is sufficient,
+    /// because archives keep only the newest one.
+    pub(super) async fn no_way_back(&self, jobs: &[Job], receipt: &Receipt) -> Option<String> {
+        let desired = self.inner.desired.as_ref()?;
+        desired.driver.as_ref().filter(|driver| driver.rollback)?;
+        let manager = desired.packages.manager;
+        let Some(validated) = &receipt.validated else {
+            return needed(jobs).any(replaces_a_driver).then(|| {
+                "gpu-bootstrap has not validated the installed driver (`gpu-bootstrap install` with \
+                 the current driver does)"
+                    .to_owned()
+            });
+        };
+        if !needed(jobs).any(|change| replaces(change, manager, validated)) {
+            return None;
+        }
+        match offered(&self.inner.host, manager, validated).await {
+            Ok(Available::Exact(_) | Available::Newest(..)) => None,
+            Ok(Available::Gone(gone)) => Some(none_left(validated, &gone)),
+            Err(why) => Some(format!(
+                "it is unknown whether the packages of driver {} are still available: {why}",
+                version_in_words(validated)
+            )),
+        }
+    }
+
     /// Describes the rollback that `install` continues, or the rollback that follows if the new driver
     /// fails validation. `None` if there is no rollback to describe.
     pub(super) async fn rollback_in_words(&self, jobs: &[Job]) -> Option<String> {
@@ -56,23 +92,16 @@ impl Session {
         }
         let driver = desired.driver.as_ref()?;
         let manager = desired.packages.manager;
-        let changes = || {
-            let needed = jobs.iter().filter_map(|job| match &job.answer {
-                Some(Ok(Assessment::Needs { changes, .. })) => Some(changes),
-                _ => None,
-            });
-            needed.flatten()
-        };
         let fails = "if the new driver fails validation";
         let Some(validated) = &receipt.validated else {
-            return changes().any(replaces_a_driver).then(|| {
+            return needed(jobs).any(replaces_a_driver).then(|| {
                 format!(
                     "{fails}, no rollback is possible, because gpu-bootstrap has not validated the \
                      installed driver"
                 )
             });
         };
-        if !changes().any(|change| replaces(change, manager, validated)) {
+        if !needed(jobs).any(|change| replaces(change, manager, validated)) {
             return None;
         }
         if !driver.rollback {

@@ -213,6 +213,9 @@ pub struct Request {
     pub assume_gpus: Vec<PciId>,
     /// `--reboot`.
     pub reboot: bool,
+    /// The command is `upgrade`: the node is taken out of service before the first change.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub upgrade: bool,
     /// `--lock-timeout`.
     pub lock_timeout_seconds: Option<u64>,
     /// `--deadline`.

@@ -88,8 +88,9 @@ fn meaning(verb: &str, field: &str) -> TextRole {
         | ("run-tool", "purpose" | "command")
         | ("run-probe", "inputs" | "image")
         | ("join-cluster", "command" | "leave-command")
+        | ("leave-service" | "mark-failed-upgrade", "why")
         | ("reboot", "why") => TextRole::FreeText,
-        (_, "undo" | "kind" | "is" | "then" | "probe")
+        (_, "undo" | "kind" | "is" | "then" | "probe" | "by")
         | (_, "sha256" | "fingerprints" | "architectures" | "signed" | "machine")
         | ("pull-image" | "run-probe" | "remove-image", "runtime")
         | ("packages", "before")

@@ -4,6 +4,7 @@ pub mod document;
 pub mod environment;
 pub mod fault;
 pub mod findings;
+pub mod fleet;
 pub mod id;
 pub mod kubernetes;
 pub mod node;

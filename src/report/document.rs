@@ -235,6 +235,8 @@ pub struct NodeStatus {
     pub reboot_pending: Option<bool>,
     /// `install` or `uninstall` is running.
     pub run_active: Option<bool>,
+    /// `upgrade` has taken the node out of service.
+    pub maintenance: Option<bool>,
     /// See [`Timing::to_ready`](crate::engine::Timing::to_ready).
     pub time_to_ready_seconds: Option<f64>,
 }
@@ -247,6 +249,7 @@ impl NodeStatus {
             validated: None,
             reboot_pending: None,
             run_active: None,
+            maintenance: None,
             time_to_ready_seconds: None,
         }
     }

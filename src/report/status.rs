@@ -9,7 +9,7 @@ use super::{
     style::Ink,
 };
 use crate::{
-    engine::{Current, StatusSummary},
+    engine::{Current, Maintenance, StatusSummary},
     journal::RollbackStarted,
     model::text::counted,
 };
@@ -61,6 +61,16 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
         lines.push((
             "rollback",
             format!("from driver {from}, which failed validation ({why}), to {to}"),
+        ));
+    }
+    if let Some(Maintenance { since, failed }) = status.maintenance {
+        let how = match failed {
+            true => "; the upgrade failed",
+            false => "",
+        };
+        lines.push((
+            "upgrade",
+            format!("out of service since {}{how}", when(since)),
         ));
     }
     if status.gave_up.is_none() && status.unfinished_boots > 0 {
@@ -208,6 +218,7 @@ mod tests {
             reboots: 0,
             unfinished_boots: 0,
             gave_up: None,
+            maintenance: None,
             rollback_started: None,
             request: None,
             changes_applied: 0,

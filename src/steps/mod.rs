@@ -43,6 +43,7 @@ mod secure_boot;
 mod specs;
 mod streams;
 mod toolkit;
+mod upgrade_timer;
 
 pub use autoload::PATH as AUTOLOAD_PATH;
 pub(crate) use check_timer::SERVICE as CHECK_SERVICE;
@@ -52,6 +53,7 @@ pub use lock::lock_status;
 pub use mig::UNIT as MIG_UNIT;
 pub use module::AFTER_MODULES;
 pub(crate) use program::{PACKAGED, USUAL, program_in};
+pub(crate) use upgrade_timer::SERVICE as UPGRADE_SERVICE;
 
 use crate::{
     config::desired::{Daemon, RuntimeKind},
@@ -122,6 +124,9 @@ pub const MPS_DAEMON: StepId = StepId::new("mps.daemon");
 
 /// A timer that writes `check` results for other programs.
 pub const CHECK_TIMER: StepId = StepId::new("check.timer");
+
+/// A timer that starts upgrades in the maintenance window.
+pub const UPGRADE_TIMER: StepId = StepId::new("upgrade.timer");
 
 /// Returns the directories in which files of steps have an effect.
 pub const fn written_directories() -> [&'static str; 7] {
@@ -200,6 +205,7 @@ pub fn all() -> Vec<Step> {
         cluster::join::step(),
         cluster::node::step(),
         check_timer::step(),
+        upgrade_timer::step(),
     ]);
     all
 }

@@ -8,6 +8,7 @@ pub mod cuda;
 pub mod device_nodes;
 pub mod efi;
 pub mod faults;
+pub mod fleetlock;
 pub mod gridd;
 pub mod initramfs;
 pub mod kernel_log;

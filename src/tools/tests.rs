@@ -171,8 +171,14 @@ fn commands(value: &str) -> Vec<Cmd> {
             kubectl.untaint(path, &node, &[&taint]),
             kubectl.drain(path, &node, minute),
             kubectl.delete(path, &node),
+            kubectl.evict(path, (value, value), value.to_owned()),
+            kubectl.patch(path, &node, &serde_json::json!({"a": value})),
         ]);
-        queries.extend([kubectl.node(path, &node), kubectl.version(path)]);
+        queries.extend([
+            kubectl.node(path, &node),
+            kubectl.version(path),
+            kubectl.pods(path, &node),
+        ]);
     }
     cmds.extend(queries.iter().map(|query| query.cmd().clone()));
     cmds.extend(package_commands(value));

@@ -244,6 +244,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
         rpm: about.rpm.clone().unwrap_or_default().replace('|', "\t"),
         boots: 0,
         node: None,
+        pods: Vec::new(),
     };
     if about.rpm.is_some() {
         files.put("/var/lib/rpm/rpmdb.sqlite", "");

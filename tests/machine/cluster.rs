@@ -7,7 +7,7 @@ use gpu_bootstrap::host::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    state::{State, exists, text},
+    state::{Pod, State, exists, text},
     units,
 };
 
@@ -133,6 +133,56 @@ fn lay_over(under: &mut Value, over: Value) {
     }
 }
 
+/// Applies a JSON merge patch.
+fn merge(under: &mut Value, patch: Value) {
+    match (under, patch) {
+        (Value::Object(under), Value::Object(patch)) => {
+            for (key, value) in patch {
+                match value {
+                    Value::Null => drop(under.shift_remove(&key)),
+                    value => merge(under.entry(key).or_insert_with(|| json!({})), value),
+                }
+            }
+        }
+        (under, patch) => *under = patch,
+    }
+}
+
+/// Lists the pods. A terminating pod disappears after some time.
+fn pods(state: &mut State) -> Output {
+    let is_terminating = |pod: &Pod| pod.object["metadata"]["deletionTimestamp"].is_string();
+    state
+        .pods
+        .retain(|pod| !is_terminating(pod) || pod.lingers > 0);
+    for pod in &mut state.pods {
+        if is_terminating(pod) {
+            pod.lingers -= 1;
+        }
+    }
+    let items: Vec<&Value> = state.pods.iter().map(|pod| &pod.object).collect();
+    ok(json!({"items": items}).to_string())
+}
+
+/// Evicts the pod with this address.
+fn evict(state: &mut State, address: &str) -> Output {
+    let name = (address.strip_suffix("/eviction")).and_then(|path| path.rsplit('/').next());
+    let name = name.expect("an eviction");
+    let Some(pod) = (state.pods.iter_mut()).find(|pod| pod.object["metadata"]["name"] == name)
+    else {
+        let why = format!("Error from server (NotFound): pods \"{name}\" not found\n");
+        return failed(1, why);
+    };
+    if pod.refusals > 0 {
+        pod.refusals -= 1;
+        return failed(
+            1,
+            "Error from server (TooManyRequests): Cannot evict pod as it would violate the pod's disruption budget.\n",
+        );
+    }
+    pod.object["metadata"]["deletionTimestamp"] = json!("2026-11-28T00:00:00Z");
+    ok("")
+}
+
 /// `kubectl`.
 pub fn kubectl(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
@@ -144,6 +194,13 @@ pub fn kubectl(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
     assert!(exists(files, kubeconfig), "{kubeconfig} is not there");
     if own.starts_with(&["get", "--raw=/version"]) {
         return ok(r#"{"gitVersion": "v1.34.4"}"#);
+    }
+    match own {
+        ["get", address, "--"] if address.starts_with("--raw=/api/v1/pods?fieldSelector=") => {
+            return pods(state);
+        }
+        ["create", address, "--filename=-", "--"] => return evict(state, address),
+        _ => {}
     }
     let at = own.iter().position(|word| *word == "--");
     let at = at.expect("names after `--`");
@@ -184,6 +241,11 @@ pub fn kubectl(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
                 }
             }
             ok("node untainted\n")
+        }
+        (["patch", "node", "--type=merge", patch], []) => {
+            let patch = patch.strip_prefix("--patch=").expect("a patch");
+            merge(node, serde_json::from_str(patch).expect("JSON"));
+            ok("node patched\n")
         }
         (["delete", "node", "--ignore-not-found"], []) => {
             state.node = None;

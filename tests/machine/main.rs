@@ -23,6 +23,7 @@ mod gpu;
 mod kernel;
 mod locked;
 mod machine;
+mod maintenance;
 mod mig;
 mod mps;
 mod properties;

@@ -100,6 +100,19 @@ pub struct State {
     pub boots: u32,
     /// The node object of the machine, as returned by the API server.
     pub node: Option<serde_json::Value>,
+    /// The pods of the node.
+    pub pods: Vec<Pod>,
+}
+
+/// A pod of the node.
+#[derive(Debug, Clone)]
+pub struct Pod {
+    /// The object, as returned by the API server.
+    pub object: serde_json::Value,
+    /// How often a disruption budget prevents its eviction.
+    pub refusals: u32,
+    /// How often it is still listed after its eviction.
+    pub lingers: u32,
 }
 
 pub type Shared = Arc<Mutex<State>>;

@@ -212,7 +212,10 @@ impl Applier {
     }
 
     /// Returns kubectl, and the kubeconfig of the kubelet.
-    fn own_access(&self, name: &NodeName) -> Result<(Kubectl, Utf8PathBuf), ChangeError> {
+    pub(in crate::change) fn own_access(
+        &self,
+        name: &NodeName,
+    ) -> Result<(Kubectl, Utf8PathBuf), ChangeError> {
         let kubectl = kubectl::find(&*self.host.files)?.ok_or_else(|| {
             let what = format!("query the cluster for node `{name}`: kubectl is not installed");
             ChangeError::new("no-kubectl", what)
@@ -371,7 +374,7 @@ impl Applier {
 
     /// Returns the reason a node belongs, or may belong, to another machine. `None` if it belongs to this one. Each kubelet
     /// reports a machine id.
-    fn is_another(&self, node: &Node) -> Result<Option<String>, ChangeError> {
+    pub(in crate::change) fn is_another(&self, node: &Node) -> Result<Option<String>, ChangeError> {
         let Some(theirs) = &node.system_uuid else {
             let why = "the machine ID of the node is unknown in the cluster, so it may be another \
                        machine";

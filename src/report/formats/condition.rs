@@ -2,7 +2,7 @@ use super::line;
 use crate::{
     check::{FailOn, Finding, Verdict},
     config::desired::ConditionMeaning,
-    engine::RunReport,
+    engine::{Maintenance, RunReport},
     exit::Exit,
     model::{
         findings::{Kind, Remedy},
@@ -84,6 +84,32 @@ pub fn condition(
     }
 }
 
+/// Returns the node condition while `upgrade` has taken the node out of service: the node is not ready, whatever its state.
+pub fn condition_in_maintenance(
+    maintenance: Maintenance,
+    meaning: ConditionMeaning,
+) -> ConditionStatus {
+    let Maintenance { since, failed } = maintenance;
+    let since = since.strftime("%Y-%m-%d %H:%M:%S UTC");
+    let (reason, message) = match failed {
+        true => (
+            "UpgradeFailed",
+            format!(
+                "out of service since {since}; see the annotation gpu-bootstrap/upgrade-failed"
+            ),
+        ),
+        false => ("Upgrading", format!("out of service since {since}")),
+    };
+    ConditionStatus {
+        status: match meaning {
+            ConditionMeaning::Ready => "False",
+            ConditionMeaning::Problem => "True",
+        },
+        reason,
+        message,
+    }
+}
+
 /// Truncates a message to [`LONGEST`] characters. Hide secrets first, because a truncated secret would not be recognized.
 pub fn cut(message: &str) -> String {
     match message.char_indices().nth(LONGEST - 1) {
@@ -114,6 +140,19 @@ mod tests {
             8,
         );
         (said.status, said.reason)
+    }
+
+    #[test]
+    fn node_in_maintenance_is_not_ready() {
+        for (failed, meaning, status, reason) in rows! {
+            false, ConditionMeaning::Ready, "False", "Upgrading";
+            true, ConditionMeaning::Ready, "False", "UpgradeFailed";
+            true, ConditionMeaning::Problem, "True", "UpgradeFailed";
+        } {
+            let since = "2026-11-28T02:00:00Z".parse().unwrap();
+            let said = condition_in_maintenance(Maintenance { since, failed }, meaning);
+            assert_eq!((said.status, said.reason), (status, reason));
+        }
     }
 
     #[test]

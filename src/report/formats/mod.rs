@@ -14,7 +14,7 @@ mod tests;
 #[cfg(test)]
 pub(super) use tests::node;
 
-pub use condition::{condition, cut};
+pub use condition::{condition, condition_in_maintenance, cut};
 pub use html::html;
 pub use junit::junit;
 pub use markdown::markdown;

@@ -95,6 +95,11 @@ pub fn prometheus(
         one(drift),
     )?;
     metric(
+        "maintenance",
+        "1 if an upgrade has taken the node out of service, also after it failed.",
+        one(node.maintenance.map(flag)),
+    )?;
+    metric(
         "root_cause",
         "1 for each failed finding that is not caused by another finding, with its kind (fault, risk or difference) and its remedy class.",
         root_causes(report),

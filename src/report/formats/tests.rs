@@ -89,6 +89,7 @@ pub(in crate::report) fn node() -> NodeStatus {
         validated: Some("2026-11-28T22:00:00Z".parse().unwrap()),
         reboot_pending: Some(false),
         run_active: Some(true),
+        maintenance: Some(true),
         time_to_ready_seconds: Some(212.5),
         ..NodeStatus::of(inventory)
     }

@@ -78,6 +78,8 @@ fn verdict(report: &RunReport) -> (Ink, String) {
             0 => (Ink::Good, "nothing to undo".to_owned()),
             _ => (Ink::Good, "undone: all changes were reverted".to_owned()),
         },
+        // An upgrade outside of the maintenance window.
+        Exit::Ok if summary.not_run > 0 => (Ink::Doubt, "not upgraded yet".to_owned()),
         Exit::Ok => (Ink::Good, done(&changed, &summary)),
         Exit::RebootRequired => (
             Ink::Doubt,

@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use camino::Utf8Path;
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{
     host::{Cmd, ExecError, FilesError, Query, ReadFiles, Reader},
@@ -37,8 +38,8 @@ pub fn is_of_gpus(resource: &str) -> bool {
         || ["gpu", "cuda"].iter().any(|word| resource.contains(word))
 }
 
-/// Part of the kubectl error if the node does not exist.
-const NOT_FOUND: &str = "(NotFound)";
+/// Part of the kubectl error if the object does not exist.
+pub(super) const NOT_FOUND: &str = "(NotFound)";
 
 /// Part of the kubectl error if the node was changed since it was read.
 pub const CONFLICT: &str = "(Conflict)";
@@ -173,6 +174,37 @@ impl Kubectl {
         Cmd::new(self.program, args).deadline(timeout + DEADLINE)
     }
 
+    /// Lists the pods of a node. A kubelet may only list pods with this selector (kubernetes/enhancements, KEP-4601).
+    pub fn pods(self, kubeconfig: &Utf8Path, name: &NodeName) -> Query {
+        let address = format!("--raw=/api/v1/pods?fieldSelector=spec.nodeName%3D{name}");
+        let args = self.args(kubeconfig, &["get", &address], []);
+        Query::new(self.program, args).deadline(DEADLINE)
+    }
+
+    /// Requests the eviction of a pod with this document. Every kubelet may evict the pods of its node (kubernetes/kubernetes,
+    /// `plugin/pkg/admission/noderestriction/admission.go`, `admitPodEviction`).
+    pub fn evict(
+        self,
+        kubeconfig: &Utf8Path,
+        (namespace, pod): (&str, &str),
+        eviction: String,
+    ) -> Cmd {
+        let address = format!("--raw=/api/v1/namespaces/{namespace}/pods/{pod}/eviction");
+        let args = self.args(kubeconfig, &["create", &address, "--filename=-"], []);
+        Cmd::new(self.program, args)
+            .deadline(DEADLINE)
+            .stdin(Secret::new(eviction))
+    }
+
+    /// Applies a JSON merge patch to the node: `null` removes a field. A kubelet may change its own node, except its taints and
+    /// some labels (kubernetes/kubernetes, `plugin/pkg/admission/noderestriction/admission.go`, `admitNode`).
+    pub fn patch(self, kubeconfig: &Utf8Path, name: &NodeName, patch: &Value) -> Cmd {
+        let patch = format!("--patch={patch}");
+        let own = ["patch", "node", "--type=merge", &patch];
+        let args = self.args(kubeconfig, &own, [name.to_string()]);
+        Cmd::new(self.program, args).deadline(DEADLINE)
+    }
+
     /// Deletes the node object.
     pub fn delete(self, kubeconfig: &Utf8Path, name: &NodeName) -> Cmd {
         let own = ["delete", "node", "--ignore-not-found"];
@@ -188,6 +220,9 @@ pub struct Node {
     /// The kubelet's reason if the node is not Ready.
     pub why: Option<String>,
     pub labels: Labels,
+    pub annotations: BTreeMap<String, String>,
+    /// No pods are scheduled on it.
+    pub unschedulable: bool,
     /// The taints. A taint that gpu-bootstrap cannot parse is omitted.
     pub taints: Vec<Taint>,
     /// The number of GPUs for pods, or `None` if the node does not have the resource [`GPUS`].
@@ -324,10 +359,14 @@ struct NodeObject {
 struct Metadata {
     #[serde(default)]
     labels: Labels,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 struct NodeSpec {
+    #[serde(default)]
+    unschedulable: bool,
     #[serde(default)]
     taints: Vec<TaintEntry>,
 }
@@ -394,6 +433,8 @@ fn parse_node(text: &str) -> Result<Node, String> {
         ready: is_ready,
         why,
         labels: document.metadata.labels,
+        annotations: document.metadata.annotations,
+        unschedulable: document.spec.unschedulable,
         taints: document.spec.taints.iter().filter_map(taint).collect(),
         allocatable_gpus,
         other_resources: resources,

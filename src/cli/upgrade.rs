@@ -1,0 +1,72 @@
+//! `upgrade`: `install` for a node in use, which takes the node out of service before the first change and returns it after the
+//! validation.
+
+use super::{
+    Failure, args,
+    env::{Console, Env},
+    install::{self, RunOutput},
+    plan,
+    prepare::{self, Asked},
+};
+use crate::{engine, exit::Exit, host::Host, journal::Request};
+
+pub(super) async fn run(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::UpgradeArgs,
+) -> Result<Exit, Failure> {
+    if args.dry_run {
+        let request = requested(host, env, args)?;
+        let command = plan::install_command(&args.target, &args::ImageArgs::default());
+        let command = command.replacen(" install", " upgrade", 1);
+        return plan::show(
+            host,
+            env,
+            console,
+            request,
+            (&command, args.output, args.detail),
+        )
+        .await;
+    }
+    env.only_root(host, "upgrade")?;
+    let asked = Asked {
+        request: requested(host, env, args)?,
+        resumed: false,
+        now: args.now,
+    };
+    let output = RunOutput {
+        events: args.events.as_deref(),
+        detail: args.detail,
+        format: args.output.format,
+    };
+    install::apply(host, env, console, asked, &output).await
+}
+
+/// Returns the request of this command line.
+fn requested(host: &Host, env: &Env, args: &args::UpgradeArgs) -> Result<Request, Failure> {
+    let image = args::ImageArgs::default();
+    let request = prepare::request(&args.target, &image, args.reboot, args.lock_timeout)?;
+    let mut request = prepare::with_lock(host, env, &args.target, request)?;
+    if args.as_installed {
+        let installed = engine::request(host)?.ok_or_else(|| {
+            Failure::new(
+                Exit::Usage,
+                "nothing-installed",
+                "failed to upgrade: the journal contains no installation",
+                Some("run `gpu-bootstrap install`"),
+            )
+        })?;
+        request = Request {
+            reboot: args.reboot,
+            lock_timeout_seconds: request.lock_timeout_seconds,
+            ..installed
+        };
+    }
+    let deadline = args.deadline.map(|deadline| deadline.as_secs());
+    Ok(Request {
+        upgrade: true,
+        deadline_seconds: deadline,
+        ..request
+    })
+}

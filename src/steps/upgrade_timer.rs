@@ -1,0 +1,214 @@
+//! `upgrade.timer`: a timer that runs `upgrade --reboot` with the settings of the last `install` when the maintenance window opens.
+//! Off by default (`fleet.timer`).
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{PREFLIGHT, UPGRADE_TIMER, messages, program};
+use crate::{
+    change::Change,
+    config::desired::Desired,
+    model::fleet::Window,
+    step::{Assessment, Cx, Step, StepError},
+    tools::{
+        packages::HEADER,
+        systemctl::{UnitState, own_file, quoted},
+    },
+};
+
+/// The service that runs `upgrade`.
+pub const SERVICE: &str = "gpu-bootstrap-upgrade.service";
+const TIMER: &str = "gpu-bootstrap-upgrade.timer";
+
+/// Prefix of the command line in the unit.
+const START: &str = "ExecStart=";
+
+/// The `upgrade.timer` step.
+pub(super) fn step() -> Step {
+    Step::new(UPGRADE_TIMER, |cx| Box::pin(assess(cx)))
+        .after([PREFLIGHT])
+        .wants(|_, desired| window(desired).is_some())
+}
+
+/// The window of the timer, if it is configured.
+fn window(desired: &Desired) -> Option<&Window> {
+    let fleet = &desired.settings.fleet;
+    fleet.window.as_ref().filter(|_| fleet.timer)
+}
+
+#[derive(Debug, Clone)]
+struct TimerState {
+    /// Content of the unit files.
+    service: Option<String>,
+    timer: Option<String>,
+    /// The state of the timer unit. `None` if it does not exist.
+    unit: Option<UnitState>,
+    /// The executable for the service, or the reason that it must not be used.
+    program: Result<Utf8PathBuf, String>,
+}
+
+async fn detect(cx: &Cx<'_>) -> Result<TimerState, StepError> {
+    let files = cx.host.files();
+    let service = files.read_text(&own_file(SERVICE))?;
+    let named = service
+        .as_deref()
+        .and_then(|text| program::program_in(text, START));
+    Ok(TimerState {
+        timer: files.read_text(&own_file(TIMER))?,
+        unit: cx.state.unit(TIMER).await?,
+        program: program::named_or_persistent(cx, named.as_deref())?,
+        service,
+    })
+}
+
+/// The service text. It has no sandbox, because package scripts need all permissions, as in `resume.service`. systemd must not
+/// stop it at the end of the window, because an upgrade that has started must be finished. It starts again only when the window
+/// opens again.
+fn service(program: &Utf8Path) -> String {
+    format!(
+        include_str!("upgrade_timer.service"),
+        header = HEADER,
+        program = quoted(program),
+    )
+}
+
+/// The timer text. It is not persistent: a machine that was off in the window must not be upgraded outside of it.
+fn timer(window: &Window) -> String {
+    format!(
+        include_str!("upgrade_timer.timer"),
+        header = HEADER,
+        calendar = window.calendar(),
+    )
+}
+
+fn decide(state: &TimerState, desired: &Desired, window: &Window) -> Assessment {
+    let no_systemd = (state.unit.as_ref()).is_some_and(UnitState::is_not_booted);
+    if desired.image || no_systemd {
+        return Assessment::awaits_boot("the timer is created at the first boot");
+    }
+    let program = match &state.program {
+        Ok(program) => program,
+        Err(why) => return program::not_persistent(why, own_file(SERVICE).as_str()),
+    };
+    let unit = state.unit.as_ref();
+    if let Some(refusal) = messages::masked(TIMER, unit, "set `fleet.timer = false`") {
+        return refusal;
+    }
+    let files = [
+        (SERVICE, &state.service, service(program)),
+        (TIMER, &state.timer, timer(window)),
+    ];
+    let (mut whys, mut changes) = (Vec::new(), Vec::new());
+    for (name, found, content) in files {
+        if found.as_ref() == Some(&content) {
+            continue;
+        }
+        whys.push(match found {
+            None => format!("`{name}` is missing"),
+            Some(_) => format!("`{name}` has different content"),
+        });
+        changes.push(Change::write(own_file(name), content));
+    }
+    let runs = unit.is_some_and(|unit| unit.is_enabled() && unit.is_active());
+    if !runs {
+        if let Some(unit) = unit.filter(|unit| unit.exists()) {
+            whys.push(format!("`{TIMER}` is {unit}"));
+        }
+        changes.push(Change::EnableUnit {
+            unit: TIMER.to_owned(),
+            start: true,
+        });
+    } else if !changes.is_empty() {
+        // The timer reads its changed file.
+        changes.push(Change::RestartUnit {
+            unit: TIMER.to_owned(),
+        });
+    }
+    if changes.is_empty() {
+        return Assessment::satisfied(format!("`{TIMER}` starts upgrades in `{window}`"));
+    }
+    Assessment::needs(whys.join("; "), changes)
+}
+
+async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
+    let Some(window) = window(cx.desired) else {
+        return Ok(Assessment::not_applicable("`fleet.timer` is false"));
+    };
+    if cx.desired.image {
+        return Ok(Assessment::awaits_boot(
+            "the timer is created at the first boot",
+        ));
+    }
+    Ok(decide(&detect(cx).await?, cx.desired, window))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::steps::fixtures::{desired, unit};
+
+    fn bare() -> TimerState {
+        TimerState {
+            service: None,
+            timer: None,
+            unit: None,
+            program: Ok("/usr/local/bin/gpu-bootstrap".into()),
+        }
+    }
+
+    fn open() -> Window {
+        "Sat 02:00-05:00 UTC".parse().expect("a window")
+    }
+
+    #[test]
+    fn timer_needs_its_setting() {
+        let mut want = desired();
+        want.settings.fleet.window = Some(open());
+        assert_eq!(window(&want), None);
+        want.settings.fleet.timer = true;
+        assert_eq!(window(&want), Some(&open()));
+    }
+
+    #[test]
+    fn changes_satisfy_the_step() {
+        let (want, window) = (desired(), open());
+        let (why, changes) = decide(&bare(), &want, &window).expect_needs();
+        assert!(
+            why.contains("`gpu-bootstrap-upgrade.timer` is missing"),
+            "{why}"
+        );
+        let content = |at: usize| match &changes[at] {
+            Change::WriteFile { content, .. } => Some(content.clone()),
+            other => panic!("{other:?}"),
+        };
+        let made = TimerState {
+            service: content(0),
+            timer: content(1),
+            unit: Some(unit("enabled", "active")),
+            ..bare()
+        };
+        decide(&made, &want, &window).expect_satisfied();
+        let service = made.service.clone().unwrap_or_default();
+        let line = "ExecStart=/usr/local/bin/gpu-bootstrap upgrade --as-installed --reboot\n";
+        assert!(service.contains(line), "{service}");
+        let timer = made.timer.clone().unwrap_or_default();
+        assert!(
+            timer.contains("OnCalendar=Sat *-*-* 02:00:00 UTC\n"),
+            "{timer}"
+        );
+        // A changed window restarts the timer.
+        let later = "Sun 02:00-05:00 UTC".parse().expect("a window");
+        let (_, changes) = decide(&made, &want, &later).expect_needs();
+        assert!(
+            matches!(
+                &changes[..],
+                [Change::WriteFile { .. }, Change::RestartUnit { .. }]
+            ),
+            "{changes:?}"
+        );
+        let unsafe_program = TimerState {
+            program: Err("`/tmp` may be emptied".to_owned()),
+            ..bare()
+        };
+        decide(&unsafe_program, &want, &window).expect_blocked();
+    }
+}

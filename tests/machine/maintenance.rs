@@ -1,0 +1,503 @@
+//! `upgrade`: a node in use leaves service before the first change, and returns after the validation.
+
+use gpu_bootstrap::{
+    host::fake::{self, ok},
+    journal::{Journal, Record},
+};
+use serde_json::{Value, json};
+use toml::Table;
+
+use crate::{
+    build::describe,
+    dpkg,
+    machine::{Machine, Ran},
+    scenarios::{in_parallel, told},
+    state::{Pod, lock},
+};
+
+const LOCK: &str = "https://lock.example/v1/pre-reboot";
+const UNLOCK: &str = "https://lock.example/v1/steady-state";
+const MAINTENANCE: &str = "gpu-bootstrap/maintenance";
+const FAILED: &str = "gpu-bootstrap/upgrade-failed";
+
+/// The settings of the first driver.
+const BEFORE: [&str; 2] = ["--set", "driver.source=nvidia"];
+
+/// The settings of the upgrade.
+const AFTER: [&str; 8] = [
+    "--set",
+    "driver.source=nvidia",
+    "--set",
+    "driver.version=595.91.07",
+    "--set",
+    "driver.cuda=13.2",
+    "--set",
+    "fleet.lock=fleetlock:https://lock.example",
+];
+
+/// A node with the first driver, whose kubelet may cordon it and evict its pods.
+fn node() -> Machine {
+    let machine = Machine::new(describe("debian-12-cluster", Table::new()));
+    machine.fakes.files.put(
+        "/lib/systemd/system/kubelet.service",
+        "[Install]\nWantedBy=multi-user.target\n",
+    );
+    let ran = run(&machine, "install", &BEFORE);
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    assert!(driver(&machine).starts_with("580."), "{}", driver(&machine));
+    machine.fakes.http.serve(LOCK, "");
+    machine.fakes.http.serve(UNLOCK, "");
+    machine
+}
+
+fn run(machine: &Machine, command: &str, options: &[&str]) -> Ran {
+    let mut args = vec![command, "--format", "json"];
+    args.extend(options);
+    machine.run(&args)
+}
+
+/// Boots, and continues the run.
+fn resumed(machine: &Machine) -> Option<Ran> {
+    machine.reboot();
+    let words = machine.resume_command()?;
+    let mut args: Vec<&str> = words.iter().map(String::as_str).collect();
+    args.extend(["--format", "json"]);
+    Some(machine.run(&args))
+}
+
+/// The installed version of a driver package.
+fn driver(machine: &Machine) -> String {
+    let packages = dpkg::read(&machine.fakes.files);
+    packages["libcuda1"].version.clone()
+}
+
+fn pod(name: &str, owner: Option<&str>, rest: Value) -> Pod {
+    let owners = owner.map(|kind| json!([{"kind": kind, "controller": true}]));
+    let mut object = json!({
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": name,
+            "ownerReferences": owners.unwrap_or_else(|| json!([])),
+        },
+    });
+    if let Some(rest) = rest.as_object() {
+        object
+            .as_object_mut()
+            .expect("an object")
+            .extend(rest.clone());
+    }
+    Pod {
+        object,
+        refusals: 0,
+        lingers: 1,
+    }
+}
+
+fn put_pods(machine: &Machine, pods: Vec<Pod>) {
+    lock(&machine.state).pods = pods;
+}
+
+fn pods(machine: &Machine) -> Vec<String> {
+    let name = |pod: &Pod| {
+        pod.object["metadata"]["name"]
+            .as_str()
+            .expect("a name")
+            .to_owned()
+    };
+    lock(&machine.state).pods.iter().map(name).collect()
+}
+
+fn annotation(machine: &Machine, key: &str) -> Option<String> {
+    let state = lock(&machine.state);
+    let node = state.node.as_ref().expect("a node");
+    node["metadata"]["annotations"][key]
+        .as_str()
+        .map(str::to_owned)
+}
+
+fn is_cordoned(machine: &Machine) -> bool {
+    let state = lock(&machine.state);
+    state.node.as_ref().expect("a node")["spec"]["unschedulable"] == true
+}
+
+/// The requests for the fleet lock.
+fn lock_requests(machine: &Machine) -> Vec<String> {
+    let mut log = machine.fakes.http.log();
+    log.retain(|url| url.starts_with("https://lock.example"));
+    log
+}
+
+/// The reason of the result of the maintenance, and its hint.
+fn why(ran: &Ran) -> String {
+    let document: Value = serde_json::from_str(&ran.out).expect("JSON");
+    let steps = document["steps"].as_array().expect("steps");
+    let step = steps.iter().find(|step| step["id"] == "maintenance");
+    step.map_or_else(String::new, |step| {
+        format!("{} {}", step["why"], step["hint"])
+    })
+}
+
+#[test]
+fn upgrade_drains_installs_reboots_and_returns() {
+    let machine = node();
+    let budget = Pod {
+        refusals: 3,
+        ..pod("budget", Some("ReplicaSet"), Value::Null)
+    };
+    put_pods(
+        &machine,
+        vec![
+            budget,
+            pod("daemon", Some("DaemonSet"), Value::Null),
+            pod("done", None, json!({"status": {"phase": "Succeeded"}})),
+        ],
+    );
+    let ran = run(&machine, "upgrade", &[&AFTER[..], &["--reboot"]].concat());
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+    assert_eq!(pods(&machine), ["daemon"]);
+    assert!(is_cordoned(&machine));
+    let note = annotation(&machine, MAINTENANCE).expect("a reason");
+    assert!(note.contains("driver 595.91.07"), "{note}");
+    assert_eq!(lock_requests(&machine), [LOCK]);
+    // The node leaves before the packages of the upgrade are installed.
+    let history = Journal::read(&machine.host()).expect("a journal");
+    let kinds: Vec<&str> = (history.lines.iter())
+        .filter_map(|line| match &line.record {
+            Record::Intent { change, .. } => Some(change.kind()),
+            _ => None,
+        })
+        .collect();
+    let left = kinds.iter().position(|kind| *kind == "leave-service");
+    let installed = kinds.iter().rposition(|kind| *kind == "install-packages");
+    assert!(left.is_some() && left < installed, "{kinds:?}");
+    let check = machine.run(&["check", "--as-installed", "--format", "prometheus"]);
+    assert!(
+        check.out.contains("gpu_bootstrap_maintenance 1\n"),
+        "{}",
+        check.out
+    );
+
+    let ran = resumed(&machine).expect("a resume unit");
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    assert!(driver(&machine).starts_with("595."));
+    assert!(!is_cordoned(&machine));
+    assert_eq!(annotation(&machine, MAINTENANCE), None);
+    assert_eq!(lock_requests(&machine), [LOCK, UNLOCK]);
+    let check = machine.run(&["check", "--as-installed", "--format", "prometheus"]);
+    assert!(
+        check.out.contains("gpu_bootstrap_maintenance 0\n"),
+        "{}",
+        check.out
+    );
+
+    // A second upgrade has nothing to do, and does not touch the node.
+    let again = run(&machine, "upgrade", &AFTER);
+    assert_eq!(again.exit, 0, "{}", told(&again));
+    assert_eq!(lock_requests(&machine), [LOCK, UNLOCK]);
+    let touched =
+        |line: &String| line.contains("patch node") || line.contains("--raw=/api/v1/pods");
+    let lines: Vec<String> = again.commands.iter().map(|cmd| cmd.line()).collect();
+    assert!(!lines.iter().any(touched), "{lines:#?}");
+}
+
+#[test]
+fn node_that_was_cordoned_before_stays_cordoned() {
+    let machine = node();
+    if let Some(node) = &mut lock(&machine.state).node {
+        node["spec"]["unschedulable"] = json!(true);
+    }
+    let ran = run(&machine, "upgrade", &[&AFTER[..], &["--reboot"]].concat());
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+    let ran = resumed(&machine).expect("a resume unit");
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    assert!(is_cordoned(&machine));
+    assert_eq!(annotation(&machine, MAINTENANCE), None);
+}
+
+/// An administrator who takes over removes the annotation.
+#[test]
+fn cordon_of_an_administrator_is_kept() {
+    let machine = node();
+    let ran = run(&machine, "upgrade", &[&AFTER[..], &["--reboot"]].concat());
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+    if let Some(node) = &mut lock(&machine.state).node {
+        node["metadata"]["annotations"] = json!({});
+    }
+    let ran = resumed(&machine).expect("a resume unit");
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    assert!(is_cordoned(&machine));
+    assert_eq!(lock_requests(&machine), [LOCK, UNLOCK]);
+}
+
+/// Without a cluster, commands take the machine out of service. Any command that finishes the upgrade returns it.
+#[test]
+fn install_after_a_manual_reboot_returns_the_machine() {
+    const FLEET: &str = "/usr/local/sbin/fleet";
+    let machine = Machine::new(describe("debian-12-h100", Table::new()));
+    machine.fakes.files.put_mode(FLEET, "#!/bin/sh\n", 0o755);
+    machine.fakes.exec.on(FLEET, |_, _| ok(""));
+    let ran = run(&machine, "install", &BEFORE);
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    let commands = [
+        "--set",
+        "fleet.lock=command:/usr/local/sbin/fleet lock",
+        "--set",
+        r#"fleet.leave-command=["/usr/local/sbin/fleet", "leave"]"#,
+        "--set",
+        r#"fleet.return-command=["/usr/local/sbin/fleet", "return"]"#,
+    ];
+    let calls = |ran: &Ran| -> Vec<String> {
+        let lines = ran.commands.iter().map(|cmd| cmd.line());
+        let calls = lines.filter_map(|line| Some(line.strip_prefix(FLEET)?.trim().to_owned()));
+        calls.collect()
+    };
+    let options = [&AFTER[..6], &commands].concat();
+    let ran = run(&machine, "upgrade", &options);
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+    assert_eq!(calls(&ran), ["lock acquire", "leave"]);
+    machine.reboot();
+    let ran = run(&machine, "install", &options);
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    assert_eq!(calls(&ran), ["return", "lock release"]);
+}
+
+/// The driver is not changed, and the node is in service, without the lock.
+fn assert_stayed(machine: &Machine, ran: &Ran, reason: &str) {
+    assert_eq!(ran.exit, 5, "{}", told(ran));
+    assert!(why(ran).contains(reason), "{}\n{}", why(ran), told(ran));
+    assert!(driver(machine).starts_with("580."));
+    assert!(!is_cordoned(machine));
+    assert_eq!(annotation(machine, MAINTENANCE), None);
+    let requests = lock_requests(machine);
+    assert!(
+        requests.is_empty() || requests.ends_with(&[UNLOCK.to_owned()]),
+        "{requests:?}"
+    );
+    assert_eq!(machine.resume_command(), None);
+}
+
+#[test]
+fn budget_that_never_permits_an_eviction_blocks() {
+    let machine = node();
+    let budget = Pod {
+        refusals: u32::MAX,
+        ..pod("budget", Some("ReplicaSet"), Value::Null)
+    };
+    put_pods(
+        &machine,
+        vec![budget, pod("other", Some("Job"), Value::Null)],
+    );
+    let ran = run(&machine, "upgrade", &[&AFTER[..], &["--reboot"]].concat());
+    assert_stayed(&machine, &ran, "default/budget: Cannot evict pod");
+    assert_eq!(lock_requests(&machine), [LOCK, UNLOCK]);
+    assert_eq!(pods(&machine), ["budget"]);
+}
+
+#[test]
+fn pod_without_a_controller_blocks_before_the_cordon() {
+    let machine = node();
+    put_pods(
+        &machine,
+        vec![
+            pod("own", None, Value::Null),
+            pod(
+                "data",
+                Some("ReplicaSet"),
+                json!({"spec": {"volumes": [{"emptyDir": {}}]}}),
+            ),
+        ],
+    );
+    let ran = run(&machine, "upgrade", &AFTER);
+    assert_stayed(&machine, &ran, "fleet.evict-unmanaged = true");
+    assert_stayed(&machine, &ran, "fleet.delete-emptydir-data = true");
+    assert_eq!(lock_requests(&machine), [""; 0]);
+    let consent = [
+        "--set",
+        "fleet.evict-unmanaged=true",
+        "--set",
+        "fleet.delete-emptydir-data=true",
+    ];
+    let ran = run(&machine, "upgrade", &[&AFTER[..], &consent].concat());
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+    assert_eq!(pods(&machine), [""; 0]);
+}
+
+#[test]
+fn process_that_uses_a_gpu_blocks() {
+    let machine = node();
+    let files = &machine.fakes.files;
+    files.put("/proc/4711/comm", "python3\n");
+    files.put("/proc/4711/cgroup", "0::/user.slice\n");
+    files.put_link("/proc/4711/exe", "/usr/bin/python3.11");
+    files.put_link("/proc/4711/fd/7", "/dev/nvidia0");
+    let ran = run(&machine, "upgrade", &AFTER);
+    assert_stayed(&machine, &ran, "python3 (PID 4711)");
+    let consent = ["--set", "fleet.gpu-processes=end"];
+    let ran = run(&machine, "upgrade", &[&AFTER[..], &consent].concat());
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+}
+
+#[test]
+fn lock_that_is_held_blocks() {
+    let machine = node();
+    machine.fakes.http.forget(LOCK);
+    let ran = run(&machine, "upgrade", &AFTER);
+    assert_stayed(&machine, &ran, "the server returned 404");
+}
+
+#[test]
+fn driver_without_a_way_back_is_kept() {
+    let machine = node();
+    (lock(&machine.state).archive).withdraw(&machine.fakes.files, "libcuda1=580.*");
+    let ran = run(&machine, "upgrade", &AFTER);
+    assert_stayed(&machine, &ran, "no way back");
+    assert_eq!(lock_requests(&machine), [""; 0]);
+}
+
+#[test]
+fn upgrade_waits_for_its_window() {
+    let machine = node();
+    let now = "2026-11-27T12:00:00Z".parse().expect("a time");
+    machine.fakes.clock.set(now);
+    let window = ["--set", "fleet.window=Sat 02:00-05:00 UTC"];
+    let ran = run(&machine, "upgrade", &[&AFTER[..], &window].concat());
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    assert!(
+        why(&ran).contains("opens at 2026-11-28T02:00:00Z"),
+        "{}",
+        why(&ran)
+    );
+    assert!(driver(&machine).starts_with("580."));
+    assert!(!is_cordoned(&machine));
+    assert_eq!(lock_requests(&machine), [""; 0]);
+    let ran = run(
+        &machine,
+        "upgrade",
+        &[&AFTER[..], &window, &["--now"]].concat(),
+    );
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+}
+
+#[test]
+fn failed_driver_is_rolled_back_and_the_node_stays_cordoned() {
+    let machine = node();
+    let ran = run(&machine, "upgrade", &[&AFTER[..], &["--reboot"]].concat());
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+    lock(&machine.state).faults.bad_driver = Some("595".to_owned());
+    let mut ran = resumed(&machine).expect("a resume unit");
+    while ran.exit == 8 {
+        ran = resumed(&machine).expect("a resume unit");
+    }
+    assert_eq!(ran.exit, 6, "{}", told(&ran));
+    assert!(driver(&machine).starts_with("580."));
+    assert!(is_cordoned(&machine));
+    let reason = annotation(&machine, FAILED).expect("a reason");
+    assert!(
+        reason.contains("driver 595.91.07 failed validation"),
+        "{reason}"
+    );
+    // The lock is kept, so that the next node does not start.
+    assert_eq!(lock_requests(&machine), [LOCK]);
+    let check = machine.run(&["check", "--as-installed", "--format", "prometheus"]);
+    assert!(
+        check.out.contains("gpu_bootstrap_maintenance 1\n"),
+        "{}",
+        check.out
+    );
+    // With the previous driver in the settings, the node returns to service.
+    let ran = run(&machine, "upgrade", &BEFORE);
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    assert!(!is_cordoned(&machine));
+    assert_eq!(annotation(&machine, FAILED), None);
+    assert_eq!(lock_requests(&machine), [LOCK, UNLOCK]);
+}
+
+#[test]
+fn dry_run_lists_the_pods_and_changes_nothing() {
+    let machine = node();
+    put_pods(
+        &machine,
+        vec![
+            pod("web", Some("ReplicaSet"), Value::Null),
+            pod("own", None, Value::Null),
+        ],
+    );
+    let before = machine.snapshot();
+    let ran = run(&machine, "upgrade", &[&AFTER[..], &["--dry-run"]].concat());
+    assert_eq!(ran.exit, 4, "{}", told(&ran));
+    for part in [
+        "evict default/web",
+        "the upgrade would not start",
+        "default/own has no controller",
+    ] {
+        assert!(ran.out.contains(part), "{part}: {}", told(&ran));
+    }
+    assert_eq!(fake::diff(&before, &machine.snapshot()), [""; 0]);
+    assert_eq!(pods(&machine), ["web", "own"]);
+    assert!(!is_cordoned(&machine));
+}
+
+/// After a kill at any change, the node is in service with the previous driver, or it is cordoned with a reason. The next run
+/// finishes the upgrade.
+#[test]
+fn killed_upgrade_leaves_a_node_with_a_reason() {
+    let options = [&AFTER[..], &["--reboot"]].concat();
+    let count = {
+        let machine = node();
+        let mut args = vec!["upgrade", "--format", "json"];
+        args.extend(&options);
+        machine.count(&args)
+    };
+    // Every change of the first part, in which the node leaves service, and a sample of the rest.
+    let points: Vec<u64> = (1..=count).filter(|n| *n <= 30 || n % 15 == 0).collect();
+    let wrong = in_parallel(&points, |n| {
+        let machine = node();
+        put_pods(&machine, vec![pod("web", Some("ReplicaSet"), Value::Null)]);
+        machine.stop_at(*n);
+        run(&machine, "upgrade", &options);
+        machine.go_on();
+        let mut wrong = Vec::new();
+        match (is_cordoned(&machine), annotation(&machine, MAINTENANCE)) {
+            (true, None) => wrong.push(format!("{n}: cordoned without a reason")),
+            (false, _) if !driver(&machine).starts_with("580.") => {
+                wrong.push(format!("{n}: in service with driver {}", driver(&machine)));
+            }
+            _ => {}
+        }
+        let mut ran = run(&machine, "upgrade", &options);
+        for _ in 0..3 {
+            if ran.exit == 8 {
+                ran = resumed(&machine).unwrap_or(ran);
+            }
+        }
+        if ran.exit != 0 || is_cordoned(&machine) || !driver(&machine).starts_with("595.") {
+            wrong.push(format!("{n}: not finished: {}", told(&ran)));
+        }
+        wrong
+    });
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The journal of an upgrade is read by the current version, with the return as the undo.
+#[test]
+fn journal_contains_the_way_back_to_service() {
+    let machine = node();
+    let ran = run(&machine, "upgrade", &AFTER);
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+    let history = Journal::read(&machine.host()).expect("a journal");
+    let first = history.lines.iter().find_map(|line| match &line.record {
+        Record::Intent { steps, undo, .. } if steps[0].as_str() == "maintenance" => Some(undo),
+        _ => None,
+    });
+    let undo = serde_json::to_value(first.expect("a change")).expect("JSON");
+    assert_eq!(undo["undo"], "return-to-service");
+    assert_eq!(
+        undo["method"],
+        json!({"by": "cluster", "node": "gpu-1", "access": null})
+    );
+    assert_eq!(
+        undo["lock"],
+        json!({"lock": "fleetlock:https://lock.example", "group": "default"})
+    );
+}
