@@ -120,7 +120,9 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         }
     };
     let state = MigState {
-        strategy: (subject.desired).map_or(MigStrategy::None, |desired| desired.device_plugin.mig_strategy),
+        strategy: (subject.desired).map_or(MigStrategy::None, |desired| {
+            desired.device_plugin.mig_strategy
+        }),
         unit: match subject.host.files().exists(&own_file(MIG_UNIT))? {
             true => subject.state.unit(MIG_UNIT).await?,
             false => None,

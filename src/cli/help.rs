@@ -27,7 +27,7 @@ type CommandRow = (
     &'static [u8],
 );
 
-const COMMANDS: [CommandRow; 16] = [
+const COMMANDS: [CommandRow; 18] = [
     (
         "",
         &[

@@ -143,7 +143,7 @@ impl Session {
         {
             let report = self.not_started(jobs, stays, notes);
             if known {
-                finish(&ledger.journal, &report)?;
+                finish(&self.tools, &ledger.journal, &report)?;
             }
             self.tools.finished(&report);
             return Ok(report);
@@ -171,7 +171,7 @@ impl Session {
                             exit,
                             ..self.not_started(jobs, stays, notes)
                         };
-                        finish(&ledger.journal, &report)?;
+                        finish(&self.tools, &ledger.journal, &report)?;
                         self.tools.finished(&report);
                         return Ok(report);
                     }

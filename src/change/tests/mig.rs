@@ -61,6 +61,7 @@ impl Board {
                 persistence: None,
                 mig: Some(self.current),
                 mig_devices: (0..).zip(&self.instances).map(device).collect(),
+                compute_mode: None,
                 mig_support: Some(MigSupport {
                     pending: self.pending,
                     profiles: vec![
