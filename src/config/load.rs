@@ -164,7 +164,7 @@ pub fn load(
     if let Some(lock) = &lock {
         lock.pin(&mut resolution.desired, facts)?;
         let warnings = [
-            lock.other_kernel(facts),
+            lock.other_kernel(facts, ask.flags.image),
             lock.has_more(&resolution.desired),
             lock.lacks_fixes(matrix),
         ];

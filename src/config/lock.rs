@@ -336,8 +336,8 @@ impl Lock {
 
     /// Returns a warning if the machine has another kernel of the same series, because the packages of a kernel are then not
     /// locked.
-    pub(super) fn other_kernel(&self, facts: &Facts) -> Option<String> {
-        let running = facts.kernel.running.as_ref()?;
+    pub(super) fn other_kernel(&self, facts: &Facts, image: bool) -> Option<String> {
+        let running = facts.kernel.running.as_ref().filter(|_| !image)?;
         (*running != self.system.kernel).then(|| {
             format!(
                 "the lock file is from a node with kernel {}, and this machine runs {running}: the packages of the kernel are not \
@@ -453,9 +453,10 @@ impl Lock {
         let backend = desired.packages.manager.backend();
         let arch = &self.system.arch;
         let of_lock = release(&self.system.kernel, arch);
-        let here: Vec<String> = [&facts.kernel.running, &facts.kernel.next_boot]
-            .into_iter()
-            .flatten()
+        // While an image is built in a chroot, the running kernel belongs to the host.
+        let running = facts.kernel.running.as_ref().filter(|_| !desired.image);
+        let here: Vec<String> = (running.into_iter())
+            .chain(&facts.kernel.next_boot)
             .map(|kernel| release(kernel, arch).to_owned())
             .filter(|here| here != of_lock)
             .collect();
@@ -482,6 +483,7 @@ impl Lock {
                 .collect(),
             free: (free.into_iter().map(|(name, _)| name.clone()))
                 .chain(here.iter().map(|release| format!("*{release}*")))
+                .chain(desired.hold.packages.iter().map(|spec| spec.name.clone()))
                 .collect(),
             is_whole: false,
             required,
@@ -523,6 +525,8 @@ fn required(desired: &Desired, lock: &Lock) -> BTreeSet<String> {
                 .filter(|name| lock.packages.contains_key(*name))
                 .collect(),
             Purpose::Driver | Purpose::Headers if is_kept => continue,
+            // Only some machines lack them.
+            Purpose::Holds => continue,
             _ => Vec::new(),
         };
         match others.is_empty() {

@@ -79,13 +79,14 @@ pub fn validated_node(host: &Host) -> Result<ValidatedNode, EngineError> {
 /// Returns the reason that the node is not validated, and the remedy.
 fn not_validated(receipt: &Receipt) -> Option<(String, &'static str)> {
     const INSTALL: &str = "run `gpu-bootstrap install`, then create the lock file";
-    let Some(last) = receipt.runs.last() else {
+    let last = (receipt.runs.last()).filter(|_| !receipt.applied.is_empty());
+    let Some(last) = last else {
         return Some((
             "gpu-bootstrap has installed nothing on this machine".to_owned(),
             INSTALL,
         ));
     };
-    if last.mode != "install" || receipt.applied.is_empty() {
+    if last.mode != "install" {
         return Some((
             "the last run undid the changes of gpu-bootstrap".to_owned(),
             INSTALL,

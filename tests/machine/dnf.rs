@@ -350,6 +350,8 @@ struct Solver<'s> {
     state: &'s State,
     line: &'s Line,
     going: &'s [String],
+    /// The versions on the command line, which dependencies use as well.
+    named: BTreeMap<String, String>,
     chosen: BTreeMap<String, String>,
     order: Vec<String>,
 }
@@ -388,10 +390,10 @@ impl Solver<'_> {
             }
             let version = match same {
                 Some(_) => Some(package.version.clone()),
-                None => offers_to(self.files, needed, self.line)
-                    .into_iter()
-                    .next()
-                    .map(|(version, _)| version),
+                None => self.named.get(needed).cloned().or_else(|| {
+                    let mut offers = offers_to(self.files, needed, self.line).into_iter();
+                    offers.next().map(|(version, _)| version)
+                }),
             };
             let Some(version) = version else {
                 return Err(format!(
@@ -456,11 +458,15 @@ fn transaction(
     requested: Vec<String>,
     going: Vec<String>,
 ) -> Result<Output, ExecError> {
+    let named = (requested.iter())
+        .filter_map(|spec| specified(files, state, line, spec))
+        .collect();
     let mut solver = Solver {
         files,
         state,
         line,
         going: &going,
+        named,
         chosen: BTreeMap::new(),
         order: Vec::new(),
     };

@@ -8,17 +8,17 @@ use crate::{build::describe, dpkg, machine::Machine};
 
 const LOCK: &str = "/root/node.lock";
 
-/// A Debian machine with the packages of this archive and these files.
-fn machine(archive: &str, files: &[(&str, &str)]) -> Machine {
+/// A machine with the packages of this archive and these files.
+fn machine(base: &str, archive: &str, files: &[(&str, &str)]) -> Machine {
     let mut about = Table::new();
     about.insert("archive".to_owned(), archive.into());
     let files = files.iter();
     let files = files.map(|(path, text)| ((*path).to_owned(), Value::from(*text)));
     about.insert("files".to_owned(), Value::Table(files.collect()));
-    Machine::new(describe("debian-12-h100", about))
+    Machine::new(describe(base, about))
 }
 
-/// Installed packages with their versions, as in `dpkg-query --show`.
+/// Installed packages with their versions.
 fn packages(machine: &Machine) -> BTreeMap<String, String> {
     let all = dpkg::read(&machine.fakes.files).into_iter();
     all.filter(|(_, entry)| entry.there())
@@ -34,31 +34,37 @@ fn run(machine: &Machine, args: &[&str]) -> String {
 
 #[test]
 fn machines_with_the_same_lock_are_equal() {
-    let first = machine("debian-12", &[]);
-    run(&first, &["install"]);
-    let lock = run(&first, &["lock"]);
+    for (base, archive) in rows! {
+        "debian-12-h100", "debian-12";
+        "almalinux-9-l4-archive", "almalinux-9";
+    } {
+        let first = machine(base, archive, &[]);
+        run(&first, &["install"]);
+        let lock = run(&first, &["lock"]);
+        let moved = format!("{archive}-moved");
 
-    let newest = machine("debian-12-moved", &[]);
-    run(&newest, &["install"]);
-    let differs = packages(&newest);
-    assert!(differs.contains_key("cmake"), "{differs:?}");
+        let newest = machine(base, &moved, &[]);
+        run(&newest, &["install"]);
+        assert_ne!(packages(&newest), packages(&first), "{base}");
 
-    let second = machine("debian-12-moved", &[(LOCK, &lock)]);
-    run(&second, &["install", "--lock", LOCK]);
-    assert_eq!(packages(&second), packages(&first));
-    assert_eq!(run(&second, &["lock"]), lock);
+        let second = machine(base, &moved, &[(LOCK, &lock)]);
+        run(&second, &["install", "--lock", LOCK]);
+        assert_eq!(packages(&second), packages(&first), "{base}");
+        assert_eq!(run(&second, &["lock"]), lock, "{base}");
+    }
 }
 
 #[test]
 fn lock_of_another_release_is_rejected() {
-    let first = machine("debian-12", &[]);
+    let first = machine("debian-12-h100", "debian-12", &[]);
     run(&first, &["install"]);
     let lock = run(&first, &["lock"]).replace("release = \"12\"", "release = \"13\"");
-    let second = machine("debian-12", &[(LOCK, &lock)]);
+    let second = machine("debian-12-h100", "debian-12", &[(LOCK, &lock)]);
     let before = second.snapshot();
     let ran = second.run(&["install", "--lock", LOCK]);
     assert_eq!(ran.exit, 5, "{}", ran.err);
     let said = "system debian 13 in the lock, debian 12 on this machine";
-    assert!(ran.err.replace("\n  ", " ").contains(said), "{}", ran.err);
+    let err: Vec<&str> = ran.err.split_whitespace().collect();
+    assert!(err.join(" ").contains(said), "{}", ran.err);
     assert!(gpu_bootstrap::host::fake::diff(&before, &second.snapshot()).is_empty());
 }
