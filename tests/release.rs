@@ -670,6 +670,25 @@ fn removal_stops_only_the_timer_of_the_package() {
 }
 
 #[test]
+fn removal_stops_the_timer_of_upgrades() {
+    let system = System::new();
+    system.put(
+        "bin/systemctl",
+        "#!/bin/sh\necho \"$*\" >>\"$ROOT/calls\"\n",
+    );
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(system.at("bin/systemctl"), mode).expect("executable");
+    let unit = "[Service]\nExecStart=/usr/bin/gpu-bootstrap upgrade --as-installed --reboot\n";
+    system.put("etc/systemd/system/gpu-bootstrap-upgrade.service", unit);
+    system.run("prerm", "remove");
+    let calls = fs::read_to_string(system.at("calls")).unwrap_or_default();
+    assert!(
+        calls.ends_with(" disable gpu-bootstrap-upgrade.timer\n"),
+        "{calls}"
+    );
+}
+
+#[test]
 fn removal_succeeds_without_systemd() {
     let system = System::new();
     let unit = "[Service]\nExecStart=/usr/bin/gpu-bootstrap check\n";

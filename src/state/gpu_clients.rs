@@ -10,12 +10,15 @@ use crate::host::{FilesError, Host, system::link_of};
 /// The prefix of the NVIDIA device nodes.
 const DEVICES: &str = "/dev/nvidia";
 
-/// Programs that only manage or monitor GPUs. They do not lose work if they are stopped, and their units start them again.
-const MANAGEMENT: [&str; 8] = [
+/// Programs that only manage or monitor GPUs: NVIDIA's daemons, and NVIDIA/k8s-device-plugin, `cmd`. They do not lose work if they
+/// are stopped, and their units or DaemonSets start them again.
+const MANAGEMENT: [&str; 10] = [
     "dcgm-exporter",
     "gpu-bootstrap",
+    "gpu-feature-discovery",
     "nv-fabricmanager",
     "nv-hostengine",
+    "nvidia-device-plugin",
     "nvidia-imex",
     "nvidia-persistenced",
     "nvidia-smi",
@@ -130,8 +133,8 @@ mod tests {
         );
         process(
             40,
-            "plugin",
-            "/usr/bin/nvidia-device-plugin",
+            "app",
+            "/usr/bin/app",
             "/kubepods.slice/kubepods-pod1.slice",
             &["/dev/nvidia-uvm"],
         );
@@ -144,7 +147,7 @@ mod tests {
             [
                 ("python3 (PID 20)".to_owned(), false, false),
                 ("nvidia-persiste (PID 30)".to_owned(), false, true),
-                ("plugin (PID 40)".to_owned(), true, false),
+                ("app (PID 40)".to_owned(), true, false),
             ]
         );
     }
