@@ -249,8 +249,8 @@ async fn is_running(hands: &Hands, unit: &str) -> Result<bool, ChangeError> {
 /// Starts a unit without waiting, because it may be ordered after the unit that runs this change at boot.
 async fn start(hands: &Hands, unit: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
     let what = format!("start `{unit}` again");
-    let started = hands.tool(&what, &systemctl::start_no_block(unit), sink);
-    started.await.map(drop)
+    let cmd = systemctl::start_no_block(unit);
+    hands.tool(&what, &cmd, sink).await.map(drop)
 }
 
 /// Stops a unit. Returns whether it was running.
