@@ -413,6 +413,9 @@ impl ApplyChanges for Applier {
         if let Undo::RestoreStream(undo) = undo {
             return self.reconcile_stream(undo, sink).await;
         }
+        if let Undo::RestoreMig(undo) = undo {
+            self.start_stopped(undo, sink).await?;
+        }
         if let Undo::LeaveCluster(undo) = undo {
             undo.leave.implementation().clear(self, sink).await?;
         }

@@ -47,6 +47,9 @@ pub struct RestoreMig {
     pub after: Vec<GpuLayout>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stop_units: Vec<String>,
+    /// Those of the units that ran before the change. An interrupted change may have left them stopped.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub running: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reset_with: Vec<PciAddress>,
 }
@@ -109,12 +112,33 @@ impl Applier {
                 layout: current(device(&view, wanted.gpu)?)?,
             });
         }
+        let mut running = Vec::new();
+        for unit in &partition.stop_units {
+            if is_running(self, unit).await? {
+                running.push(unit.clone());
+            }
+        }
         Ok(Undo::RestoreMig(RestoreMig {
             before,
             after: partition.gpus.clone(),
             stop_units: partition.stop_units.clone(),
+            running,
             reset_with: partition.reset_with.clone(),
         }))
+    }
+
+    /// Starts the units that an interrupted change has left stopped.
+    pub(super) async fn start_stopped(
+        &self,
+        undo: &RestoreMig,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        for unit in &undo.running {
+            if !is_running(self, unit).await? {
+                start(self, unit, sink).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Restores the layouts. A GPU that is missing now is skipped. A layout that another program has set is kept.
@@ -208,12 +232,8 @@ pub async fn partition(
     if result.is_ok() {
         result = change(hands, partition, &view, sink).await;
     }
-    // Without waiting, because units may be ordered after the unit that runs this change at boot.
     for unit in &stopped {
-        let what = format!("start `{unit}` again");
-        let started = hands
-            .tool(&what, &systemctl::start_no_block(unit), sink)
-            .await;
+        let started = start(hands, unit, sink).await;
         if let (Err(error), true) = (started, result.is_ok()) {
             result = Err(error);
         }
@@ -221,10 +241,21 @@ pub async fn partition(
     result
 }
 
+async fn is_running(hands: &Hands, unit: &str) -> Result<bool, ChangeError> {
+    let state = hands.unit_state_if_any(unit).await?;
+    Ok(state.is_some_and(|state| state.is_active()))
+}
+
+/// Starts a unit without waiting, because it may be ordered after the unit that runs this change at boot.
+async fn start(hands: &Hands, unit: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
+    let what = format!("start `{unit}` again");
+    let cmd = systemctl::start_no_block(unit);
+    hands.tool(&what, &cmd, sink).await.map(drop)
+}
+
 /// Stops a unit. Returns whether it was running.
 async fn stop(hands: &Hands, unit: &str, sink: &dyn Sink) -> Result<bool, ChangeError> {
-    let state = hands.unit_state_if_any(unit).await?;
-    if !state.is_some_and(|state| state.is_active()) {
+    if !is_running(hands, unit).await? {
         return Ok(false);
     }
     let what = format!("stop `{unit}`, which uses the GPUs");

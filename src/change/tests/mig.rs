@@ -209,7 +209,10 @@ async fn interrupted_change_is_undone() {
                 ..Board::default()
             },
         );
+        let unit = "nvidia-dcgm.service";
+        machine.units.put(unit, "enabled", "active");
         let undo = machine.applier.capture(&layout("1g.10gb*7")).await.unwrap();
+        machine.units.put(unit, "enabled", "inactive");
         {
             let mut board = board.lock().unwrap();
             board.pending = true;
@@ -218,6 +221,8 @@ async fn interrupted_change_is_undone() {
         }
         let applier = machine.restarted();
         let undo = applier.reconcile(&undo, &machine.sink).await.unwrap();
+        let units = machine.units.all();
+        assert_eq!(units.get(unit).map(|(_, active)| &**active), Some("active"));
         machine.revert(&undo).await;
         let now = board.lock().unwrap().clone();
         assert!(!now.current && !now.pending, "{current}: {now:?}");
