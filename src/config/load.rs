@@ -114,6 +114,10 @@ pub fn load(
         Some(text) if ask.driver.is_empty() => Some(Lock::parse("the lock file", text)?),
         _ => None,
     };
+    let overridden = match &lock {
+        Some(_) => overridden_by_lock(&layers),
+        None => Vec::new(),
+    };
     if let Some(lock) = &lock {
         lock.accepts(facts, ask.flags.image)?;
         if let Some(driver) = &lock.driver {
@@ -170,6 +174,7 @@ pub fn load(
         ];
         resolution.warnings.extend(warnings.into_iter().flatten());
     }
+    resolution.warnings.extend(overridden);
     if let Some(cluster) = &mut resolution.desired.cluster {
         resolve_credential(files, &ask.env, cluster);
         learn(files, cluster, &ask.secrets);
@@ -193,6 +198,26 @@ pub fn load(
         }
     }
     Ok(resolution)
+}
+
+/// The settings that a lock file overrides.
+const LOCKED: [&str; 7] = [
+    "driver.branch",
+    "driver.version",
+    "driver.flavor",
+    "driver.source",
+    "driver.build",
+    "driver.cuda",
+    "toolkit.version",
+];
+
+/// Returns a warning for each flag that has no effect because of a lock file. In a file, such settings are normal, because the
+/// nodes without a lock file use them.
+fn overridden_by_lock(layers: &SettingSources) -> Vec<String> {
+    let is_flag = |key: &&&str| matches!(layers.place(key), Some(Location::Flag { .. }));
+    (LOCKED.iter().filter(is_flag))
+        .map(|key| format!("`{key}` has no effect, because the lock file selects the versions"))
+        .collect()
 }
 
 /// Returns whether the machine may be without a GPU. Also works if the desired state cannot be resolved.
@@ -358,6 +383,21 @@ mod tests {
             error.contains("`cluster.leave-command` cannot be this value")
                 && !error.contains("s3cret-1"),
             "{error}"
+        );
+    }
+
+    #[test]
+    fn only_flags_are_reported_as_overridden_by_a_lock() {
+        let mut layers = SettingSources::default();
+        let file = "/etc/gpu-bootstrap/config.toml";
+        layers
+            .file(file, "[toolkit]\nversion = \"1.19.1\"\n")
+            .expect("settings");
+        layers.set("driver.branch=580").expect("a setting");
+        layers.set("gpu=optional").expect("a setting");
+        assert_eq!(
+            overridden_by_lock(&layers),
+            ["`driver.branch` has no effect, because the lock file selects the versions"]
         );
     }
 
