@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs before the removal. Only if the package is removed (dpkg passes `remove`, rpm 0), stops the timers that run `check` and
-# `upgrade`, because their units would fail without the program. Everything else stays: `uninstall` needs reboots and stops workloads, so only
-# the administrator runs it. Always succeeds, because otherwise the package could not be removed.
+# `upgrade`, because their units would fail without the program. Everything else stays: `uninstall` needs reboots and stops
+# workloads, so only the administrator runs it. Always succeeds, because otherwise the package could not be removed.
 case ${1:-} in
 remove | 0) ;;
 *) exit 0 ;;
