@@ -720,8 +720,8 @@ nvidia-modprobe = "535.161.07-1~deb12u1"
                 "not a package version",
             ),
             (
-                "dkms = ",
-                "\"--dkms\" = ",
+                "\ndkms = ",
+                "\n\"--dkms\" = ",
                 "node.lock:38:1",
                 "not a package name",
             ),

@@ -291,10 +291,8 @@ fn decide(state: &MpsState, desired: &Desired, facts: &Facts) -> Assessment {
     if !state.has_program {
         return Assessment::blocked(
             format!("`{PROGRAM}` is not installed"),
-            format!(
-                "find its package with `apt-file search {PROGRAM}` or `dnf provides {PROGRAM}`, install it in the version of \
-                 the driver, and run the command again"
-            ),
+            "install the package that contains it, in the version of the driver, and run the command again"
+                .to_owned(),
         );
     }
     let Some(devices) = devices else {

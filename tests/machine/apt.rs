@@ -219,7 +219,9 @@ impl Solver<'_> {
 
     fn choose(&mut self, name: &str, wanted: Option<&str>) -> Result<(), String> {
         let now = self.now(name);
-        let target = match wanted {
+        // A version on the command line is used for dependencies as well.
+        let named = self.named.get(name).cloned();
+        let target = match wanted.or(named.as_deref()) {
             Some(version) => {
                 let offered = offers(self.files, name);
                 if offered.is_empty() && now.is_none() {
@@ -233,14 +235,9 @@ impl Solver<'_> {
                 }
                 version.to_owned()
             }
-            // A version on the command line is used for dependencies as well.
-            None => match (
-                self.named.get(name),
-                candidate(self.files, name, now.as_deref()),
-            ) {
-                (Some(version), _) => version.clone(),
-                (None, Some(offer)) => offer.version,
-                (None, None) => return Err(format!("E: Unable to locate package {name}\n")),
+            None => match candidate(self.files, name, now.as_deref()) {
+                Some(offer) => offer.version,
+                None => return Err(format!("E: Unable to locate package {name}\n")),
             },
         };
         self.take(name, &target)

@@ -402,6 +402,9 @@ fn is_signed(files: &FakeFiles) -> bool {
     certificate.is_some_and(|certificate| enrolled.contains(&certificate))
 }
 
+/// Modules that kubeadm requires.
+const OF_KUBEADM: [&str; 2] = ["overlay", "br_netfilter"];
+
 /// Loads a module. The driver module binds every unbound GPU.
 pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
     let mut now = loaded(files);
@@ -409,6 +412,11 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
         return ok("");
     }
     if crate::fabric::load(files, module) {
+        now.push(module.to_owned());
+        set_loaded(files, &now);
+        return ok("");
+    }
+    if OF_KUBEADM.contains(&module) {
         now.push(module.to_owned());
         set_loaded(files, &now);
         return ok("");

@@ -29,7 +29,9 @@ const MACHINES: [(&str, &str, &[&str]); 7] = rows! {
             "driver.prebuilt.unsigned=true",
         ];
     "debian-12-h100", "gpus = []", &["--set", "gpu=optional"];
-    "debian-12-h100", "gpus = ['10de:20b5', '10de:20b5']", &["--set", "mig.layout=all-balanced"];
+    "debian-12-h100",
+        "gpus = ['10de:20b5', '10de:20b5']\nfiles = { '/usr/local/bin/gpu-bootstrap' = 'the program' }\nlinks = { '/proc/self/exe' = '/usr/local/bin/gpu-bootstrap' }",
+        &["--set", "mig.layout=all-balanced"];
 };
 
 fn machine(at: usize) -> Machine {
