@@ -419,6 +419,12 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
     if OF_KUBEADM.contains(&module) {
         now.push(module.to_owned());
         set_loaded(files, &now);
+        files.put(&format!("/sys/module/{module}/initstate"), "live\n");
+        if module == "br_netfilter" {
+            for key in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"] {
+                files.put(&format!("/proc/sys/net/bridge/{key}"), "1\n");
+            }
+        }
         return ok("");
     }
     if !module.starts_with("nvidia") {
