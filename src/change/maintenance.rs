@@ -15,12 +15,12 @@ use super::{Applier, ChangeError, Reverted, Sink, Undo};
 use crate::{
     error::one_line,
     exit::Exit,
-    host::{ExecError, Output},
+    host::{ExecError, FilesError, Output},
     model::{
         fleet::{FleetLock, LockGroup},
         kubernetes::NodeName,
     },
-    state::gpu_clients,
+    state::{ClientKind, ClientsOf, GpuClient, gpu_clients, in_use_by},
     tools::{
         fleetlock::{self, LockRequest, MACHINE_ID},
         kubernetes::{
@@ -280,12 +280,11 @@ impl Applier {
                 }
             }
         }
-        let clients = gpu_clients(&self.host)?;
-        lines.extend(
-            (clients.iter())
-                .filter(|client| !client.is_management && !client.is_in_pod)
-                .map(|client| format!("{client} uses a GPU")),
-        );
+        let mut clients = self.gpu_workers()?;
+        clients.retain(|client| !client.is_in_pod);
+        if !clients.is_empty() {
+            lines.push(format!("GPUs {}", in_use_by(&clients)));
+        }
         Ok((!lines.is_empty()).then(|| lines.join("\n")))
     }
 
@@ -453,6 +452,13 @@ impl Applier {
         }
     }
 
+    /// Returns the processes that use a GPU and may lose work.
+    fn gpu_workers(&self) -> Result<Vec<GpuClient>, FilesError> {
+        let mut clients = gpu_clients(&self.host, ClientsOf::AllGpus)?;
+        clients.retain(|client| client.kind == ClientKind::Work);
+        Ok(clients)
+    }
+
     /// Returns an error if a process uses a GPU. After the evictions, only pods that stay on the node are left, and they are
     /// started again after the reboot.
     fn refuse_gpu_clients(&self, leave: &LeaveService) -> Result<(), ChangeError> {
@@ -460,19 +466,14 @@ impl Applier {
             return Ok(());
         }
         let is_drained = matches!(leave.method, LeaveMethod::Cluster(_));
-        let clients: Vec<String> = (gpu_clients(&self.host)?.iter())
-            .filter(|client| !(client.is_management || is_drained && client.is_in_pod))
-            .map(ToString::to_string)
-            .collect();
+        let mut clients = self.gpu_workers()?;
+        clients.retain(|client| !(is_drained && client.is_in_pod));
         if clients.is_empty() {
             return Ok(());
         }
         Err(stays(
             "gpu-in-use",
-            format!(
-                "take the GPUs out of use: {} still use them",
-                clients.join(", ")
-            ),
+            format!("take the GPUs out of use: {}", in_use_by(&clients)),
         )
         .advice(
             "stop these processes, or set `fleet.gpu-processes = \"end\"`, with which the reboot \

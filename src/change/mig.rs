@@ -11,9 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Applier, ChangeError, Reverted, Sink, Undo};
 use crate::{
-    host::{Cmd, ExecError, Nvml, NvmlDevice, NvmlView},
-    mig::{Client, Geometry, GpuLayout, Profile, clients, is_split, layout_of},
+    host::{Cmd, ExecError, FilesError, Nvml, NvmlDevice, NvmlView},
+    mig::{Geometry, GpuLayout, Profile, is_split, is_split_next, layout_of, reset_file},
     model::{pci::PciAddress, text::shell_word},
+    state::{ClientKind, ClientsOf, GpuClient, gpu_clients, in_use_by},
     tools::{nvidia_smi, systemctl},
     work::Hands,
 };
@@ -76,12 +77,6 @@ pub enum Partitioned {
     AfterReboot(Vec<PciAddress>),
 }
 
-/// The file that exists if the GPU of a machine can be reset. In virtual machines, the hypervisor may not allow it. Source:
-/// NVIDIA/mig-parted, deployments/systemd/service.sh.
-fn reset_file(gpu: PciAddress) -> String {
-    format!("/sys/bus/pci/devices/{gpu}/reset")
-}
-
 impl Applier {
     /// Finds programs that would block the change, before the first change of a run. Without a loaded driver, there are none.
     pub(super) async fn dry_run_partition(&self, partition: &Partition) -> Result<(), ChangeError> {
@@ -92,7 +87,11 @@ impl Applier {
         for (gpu, wanted) in &gpus {
             placed(gpu, wanted)?;
         }
-        let mut found = used_by(self, &gpus)?;
+        let mut found = match used_by(self, &gpus) {
+            // A plan without root permissions. The change itself lists the programs again.
+            Err(error) if error.is_denied() => return Ok(()),
+            found => found?,
+        };
         found.retain(|client| {
             let unit = client.unit.as_ref();
             !unit.is_some_and(|unit| partition.stop_units.contains(unit))
@@ -167,7 +166,7 @@ impl Applier {
             };
             let now = current(gpu)?;
             let ours = undo.after.iter().find(|after| after.gpu == before.gpu);
-            if now == before.layout && pending(gpu) == before.layout.enabled {
+            if now == before.layout && is_split_next(gpu) == before.layout.enabled {
                 continue;
             }
             // A reboot destroys all instances, and an interrupted change has created none.
@@ -278,7 +277,7 @@ async fn change(
         if is_split(gpu) {
             destroy(hands, wanted.gpu, sink).await?;
         }
-        if pending(gpu) != wanted.layout.enabled {
+        if is_split_next(gpu) != wanted.layout.enabled {
             let mode = if wanted.layout.enabled {
                 "enable"
             } else {
@@ -299,7 +298,7 @@ async fn change(
             }
         }
         for gpu in &together {
-            if !hands.host.files.exists(reset_file(*gpu).as_str().into())? {
+            if !hands.host.files.exists(&reset_file(*gpu))? {
                 sink.note(&format!(
                     "GPU {gpu} cannot be reset on this machine, so its MIG mode changes at the next boot"
                 ));
@@ -475,11 +474,6 @@ fn current(gpu: &NvmlDevice) -> Result<crate::mig::Layout, ChangeError> {
     layout_of(gpu).map_err(|what| ChangeError::unreadable("read the MIG layout", what))
 }
 
-fn pending(gpu: &NvmlDevice) -> bool {
-    let support = gpu.mig_support.as_ref();
-    support.map_or_else(|| is_split(gpu), |support| support.pending)
-}
-
 /// Returns the GPUs without their layout.
 fn changed<'v>(
     partition: &'v Partition,
@@ -488,7 +482,7 @@ fn changed<'v>(
     let mut found = Vec::new();
     for wanted in &partition.gpus {
         let gpu = device(view, wanted.gpu)?;
-        if current(gpu)? != wanted.layout || pending(gpu) != wanted.layout.enabled {
+        if current(gpu)? != wanted.layout || is_split_next(gpu) != wanted.layout.enabled {
             found.push((gpu, wanted));
         }
     }
@@ -506,22 +500,27 @@ fn waiting(partition: &Partition, view: &NvmlView) -> Result<Vec<PciAddress>, Ch
     Ok(found)
 }
 
-fn used_by(hands: &Hands, gpus: &[(&NvmlDevice, &GpuLayout)]) -> Result<Vec<Client>, ChangeError> {
+fn used_by(
+    hands: &Hands,
+    gpus: &[(&NvmlDevice, &GpuLayout)],
+) -> Result<Vec<GpuClient>, FilesError> {
     let devices: Vec<&NvmlDevice> = gpus.iter().map(|(gpu, _)| *gpu).collect();
     clients_of(hands, &devices)
 }
 
-fn clients_of(hands: &Hands, gpus: &[&NvmlDevice]) -> Result<Vec<Client>, ChangeError> {
+/// Returns the programs that prevent a change of these GPUs.
+fn clients_of(hands: &Hands, gpus: &[&NvmlDevice]) -> Result<Vec<GpuClient>, FilesError> {
     let minors: Vec<u32> = gpus.iter().filter_map(|gpu| gpu.minor).collect();
-    Ok(clients(&*hands.host.files, &*hands.host.system, &minors)?)
+    let mut found = gpu_clients(&hands.host, ClientsOf::Gpus(&minors))?;
+    found.retain(|client| client.kind != ClientKind::DriverDaemon);
+    Ok(found)
 }
 
 /// Returns an error that lists the programs. They are not stopped without consent.
-fn refuse(found: &[Client]) -> Result<(), ChangeError> {
+fn refuse(found: &[GpuClient]) -> Result<(), ChangeError> {
     if found.is_empty() {
         return Ok(());
     }
-    let names: Vec<String> = found.iter().map(ToString::to_string).collect();
     let units: Vec<String> = (found.iter().filter_map(|client| client.unit.as_ref()))
         .map(shell_word)
         .collect();
@@ -536,8 +535,8 @@ fn refuse(found: &[Client]) -> Result<(), ChangeError> {
         ),
     };
     let what = format!(
-        "partition the GPUs: in use by {}; the MIG layout of a GPU in use cannot be changed",
-        names.join(", ")
+        "partition the GPUs: {}; the MIG layout of a GPU in use cannot be changed",
+        in_use_by(found)
     );
     Err(ChangeError::blocked("gpu-in-use", what).advice(hint))
 }

@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use crate::{
     host::{
         Cmd, FileKind, FilesError, Query, ReadFiles,
-        system::{Process, System, is_in_own_namespaces, link_of},
+        system::{Process, System, is_in_own_namespaces, link_of, program_of},
     },
     tools::kmod,
 };
@@ -39,7 +39,7 @@ pub fn running(files: &dyn ReadFiles, system: &dyn System) -> Result<Option<Proc
         let is_dkms = process.uid == Some(0)
             && match runs_dkms(&process) {
                 // Check the executable, because setuid programs such as `sudo` also run as root with these arguments.
-                true => is_interpreter(link_of(files, pid, &format!("/proc/{pid}/exe"))?),
+                true => is_interpreter(program_of(files, pid)?.as_deref()),
                 // A DKMS that was killed leaves `make` running in the build directory.
                 false => {
                     process.is_called("make")
@@ -62,13 +62,9 @@ fn runs_dkms(process: &Process) -> bool {
         && words.next() != Some("status")
 }
 
-/// Whether an executable can run the script. The kernel appends ` (deleted)` if an upgrade has replaced the file.
-fn is_interpreter(exe: Option<Utf8PathBuf>) -> bool {
-    let name = exe.as_ref().and_then(|exe| exe.file_name());
-    name.is_some_and(|name| {
-        let name = name.strip_suffix(" (deleted)").unwrap_or(name);
-        matches!(name, "bash" | "dash" | "sh" | "busybox" | "dkms")
-    })
+/// Whether an executable can run the script.
+fn is_interpreter(program: Option<&str>) -> bool {
+    matches!(program, Some("bash" | "dash" | "sh" | "busybox" | "dkms"))
 }
 
 /// The directory of the files that DKMS reads after `dkms.conf`.

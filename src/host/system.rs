@@ -86,6 +86,22 @@ pub fn link_of(
     }
 }
 
+/// Suffix that the kernel (`d_path()`) appends to the path of an open file that was deleted or replaced, such as by an upgrade.
+pub const DELETED: &str = " (deleted)";
+
+/// Returns the file name of a process's executable, also if the file was replaced. `None` if the process has exited or permission
+/// is denied. Unlike the process name, it is the name of an existing file.
+///
+/// # Errors
+/// If the symlink of a running process cannot be read for another reason.
+pub fn program_of(files: &dyn ReadFiles, pid: u32) -> Result<Option<String>, FilesError> {
+    let file = link_of(files, pid, &format!("/proc/{pid}/exe"))?;
+    Ok(file.and_then(|file| {
+        let name = file.file_name()?;
+        Some(name.strip_suffix(DELETED).unwrap_or(name).to_owned())
+    }))
+}
+
 /// The reason the memory size is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {

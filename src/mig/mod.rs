@@ -2,7 +2,6 @@
 //! them. `host/real/mig.rs` reads MIG devices and profiles from NVML, `steps/mig.rs` compares them with the configured layout,
 //! and `change/mig.rs` changes them.
 
-mod clients;
 mod file;
 mod geometry;
 mod layout;
@@ -10,16 +9,17 @@ mod request;
 
 use std::collections::BTreeSet;
 
+use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use clients::{Client, clients};
 pub use geometry::{Geometry, Placed};
 pub use layout::{GpuLayout, Layout, LayoutError, ModelLayout, NamedLayout, Profile};
 pub use request::{LayoutRequest, MigGpu, NoLayout};
 
 use crate::{
     host::{MigDevice, MigShare, NvmlDevice, NvmlView},
+    model::pci::PciAddress,
     tools::kubernetes::kubectl::{GPUS, MIG_DEVICES},
 };
 
@@ -50,6 +50,18 @@ pub fn is_split(gpu: &NvmlDevice) -> bool {
 /// Whether a GPU supports MIG. Other GPUs have no MIG mode.
 pub fn is_capable(gpu: &NvmlDevice) -> bool {
     gpu.mig.is_some()
+}
+
+/// Whether MIG mode is enabled after the next reset or reboot. A driver that does not report this changes the mode at once.
+pub fn is_split_next(gpu: &NvmlDevice) -> bool {
+    let support = gpu.mig_support.as_ref();
+    support.map_or_else(|| is_split(gpu), |support| support.pending)
+}
+
+/// The file that exists if the GPU of a machine can be reset. In virtual machines, the hypervisor may not allow it. Source:
+/// NVIDIA/mig-parted, deployments/systemd/service.sh.
+pub fn reset_file(gpu: PciAddress) -> Utf8PathBuf {
+    format!("/sys/bus/pci/devices/{gpu}/reset").into()
 }
 
 /// Returns the current layout of a GPU.

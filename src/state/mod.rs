@@ -53,7 +53,7 @@ pub use bus::{is_nova, is_reserved};
 pub use cluster::{Membership, Registered, Renamed};
 pub use driver::{FoundDriver, Origin, has_library, library_directories, loaded_driver};
 pub use error::StateError;
-pub use gpu_clients::{GpuClient, gpu_clients};
+pub use gpu_clients::{ClientKind, ClientsOf, GpuClient, gpu_clients, in_use_by};
 pub use inventory::{Inventory, LockStatus};
 pub use kernel_log::KernelLog;
 pub use kubelet::KubeletRuntime;

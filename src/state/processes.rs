@@ -4,11 +4,8 @@
 use super::{State, StateError};
 use crate::host::{
     FilesError,
-    system::{Process, is_in_own_namespaces, link_of},
+    system::{Process, is_in_own_namespaces, program_of},
 };
-
-/// Suffix that the kernel (`d_path()`) appends to the name of an executable that was replaced, such as by an upgrade.
-const DELETED: &str = " (deleted)";
 
 impl State {
     /// The host processes that run one of these programs, with the program name. Each process must belong to root, run outside
@@ -43,19 +40,17 @@ impl State {
         if !is_in_own_namespaces(files, pid)? {
             return Ok(None);
         }
-        let file = link_of(files, pid, &format!("/proc/{pid}/exe"))?;
-        Ok(file.and_then(|file| {
-            let name = file.file_name()?;
-            Some(name.strip_suffix(DELETED).unwrap_or(name).to_owned())
-        }))
+        program_of(files, pid)
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::DELETED;
     use crate::{
-        host::fake::{self, FakeFiles},
+        host::{
+            fake::{self, FakeFiles},
+            system::DELETED,
+        },
         steps::fixtures::{facts, state_below_root},
     };
 

@@ -4,9 +4,12 @@
 //! The changes are reverted before the changes of all other steps, because a running `check` queries the GPUs and keeps the
 //! driver modules in use.
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 
-use super::{CHECK_TIMER, messages, program};
+use super::{
+    CHECK_TIMER, messages, program,
+    timer::{Needed, TimerUnits},
+};
 use crate::{
     change::Change,
     config::desired::{Desired, ReportsSpec},
@@ -23,9 +26,6 @@ use crate::{
 pub const SERVICE: &str = "gpu-bootstrap-check.service";
 const TIMER: &str = "gpu-bootstrap-check.timer";
 
-/// Prefix of the command line in the unit.
-const START: &str = "ExecStart=";
-
 /// The `check.timer` step.
 pub(super) fn step() -> Step {
     Step::new(CHECK_TIMER, |cx| Box::pin(assess(cx))).wants(|change, desired| {
@@ -39,45 +39,20 @@ pub(super) fn step() -> Step {
     })
 }
 
-#[derive(Debug, Clone)]
+/// The default is the state of a machine that was not inspected.
+#[derive(Debug, Clone, Default)]
 struct TimerState {
-    /// Content of the unit files.
-    service: Option<String>,
-    timer: Option<String>,
-    /// The state of the timer unit. `None` if it does not exist.
-    unit: Option<UnitState>,
-    /// The executable for the service, or the reason that it must not be used.
-    program: Result<Utf8PathBuf, String>,
+    units: TimerUnits,
     /// The metrics file exists.
     has_metrics: bool,
     /// The reason that root must not write to the directory of the metrics file.
     foreign: Option<String>,
 }
 
-/// The state of a machine that was not inspected.
-impl Default for TimerState {
-    fn default() -> Self {
-        Self {
-            service: None,
-            timer: None,
-            unit: None,
-            program: Err("not inspected".to_owned()),
-            has_metrics: false,
-            foreign: None,
-        }
-    }
-}
-
 async fn detect(cx: &Cx<'_>, spec: &ReportsSpec) -> Result<TimerState, StepError> {
     let files = cx.host.files();
-    let service = files.read_text(&own_file(SERVICE))?;
-    let named = service
-        .as_deref()
-        .and_then(|text| program::program_in(text, START));
     Ok(TimerState {
-        timer: files.read_text(&own_file(TIMER))?,
-        unit: cx.state.unit(TIMER).await?,
-        program: program::named_or_persistent(cx, named.as_deref())?,
+        units: TimerUnits::detect(cx, SERVICE, TIMER).await?,
         has_metrics: match &spec.metrics {
             Some(path) => files.exists(path)?,
             None => false,
@@ -92,7 +67,6 @@ async fn detect(cx: &Cx<'_>, spec: &ReportsSpec) -> Result<TimerState, StepError
             }
             _ => None,
         },
-        service,
     })
 }
 
@@ -143,11 +117,12 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
             "neither `check.textfile` nor `check.node-condition` is set",
         );
     };
-    let no_systemd = (state.unit.as_ref()).is_some_and(UnitState::is_not_booted);
+    let units = &state.units;
+    let no_systemd = (units.unit.as_ref()).is_some_and(UnitState::is_not_booted);
     if desired.image || no_systemd {
         return Assessment::awaits_boot("the timer is created at the first boot");
     }
-    let program = match &state.program {
+    let program = match &units.program {
         Ok(program) => program,
         Err(why) => return program::not_persistent(why, own_file(SERVICE).as_str()),
     };
@@ -159,27 +134,17 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
              only reads it",
         );
     }
-    let unit = state.unit.as_ref();
+    let unit = units.unit.as_ref();
     let otherwise = "set neither `check.textfile` nor `check.node-condition`";
     if let Some(refusal) = messages::masked(TIMER, unit, otherwise) {
         return refusal;
     }
-    let write = |unit: &str, content: String| Change::write(own_file(unit), content);
-    let (mut whys, mut changes) = (Vec::new(), Vec::new());
-    let wanted = service(program, spec);
-    let is_new = state.service.as_ref() != Some(&wanted);
-    if is_new {
-        whys.push(differs(SERVICE, state.service.is_some()));
-        changes.push(write(SERVICE, wanted));
-    }
-    let timer = timer();
-    if state.timer.as_ref() != Some(&timer) {
-        whys.push(differs(TIMER, state.timer.is_some()));
-        changes.push(write(TIMER, timer));
-    }
-    if is_new && state.service.is_some() {
+    let mut needed = Needed::default();
+    let is_new = needed.write(SERVICE, units.service.as_deref(), service(program, spec));
+    needed.write(TIMER, units.timer.as_deref(), timer());
+    if is_new && units.service.is_some() {
         // The service does not start at boot. This change only makes systemd reload its changed file.
-        changes.push(Change::EnableUnit {
+        needed.changes.push(Change::EnableUnit {
             unit: SERVICE.to_owned(),
             start: false,
         });
@@ -188,33 +153,18 @@ fn decide(state: &TimerState, desired: &Desired) -> Assessment {
         && (is_new || !state.has_metrics)
     {
         if !state.has_metrics {
-            whys.push(format!("`{path}` is missing"));
+            needed.whys.push(format!("`{path}` is missing"));
         }
-        changes.push(write_metrics(path));
+        needed.changes.push(write_metrics(path));
     }
-    if !unit.is_some_and(|unit| unit.is_enabled() && unit.is_active()) {
-        if let Some(unit) = unit.filter(|unit| unit.exists()) {
-            whys.push(format!("`{TIMER}` is {unit}"));
-        }
-        changes.push(Change::EnableUnit {
-            unit: TIMER.to_owned(),
-            start: true,
-        });
-    }
-    if changes.is_empty() {
+    needed.start(TIMER, unit);
+    if needed.changes.is_empty() {
         let metrics = (spec.metrics.iter()).map(|path| format!("`{path}`"));
         let condition = spec.node_condition.then(|| "the node condition".to_owned());
         let all: Vec<String> = metrics.chain(condition).collect();
         return Assessment::satisfied(format!("`{TIMER}` runs and writes {}", all.join(" and ")));
     }
-    Assessment::needs(whys.join("; "), changes)
-}
-
-fn differs(unit: &str, is_there: bool) -> String {
-    match is_there {
-        false => format!("`{unit}` is missing"),
-        true => format!("`{unit}` has different content"),
-    }
+    Assessment::needs(needed.whys.join("; "), needed.changes)
 }
 
 async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
@@ -244,7 +194,10 @@ mod tests {
 
     fn bare() -> TimerState {
         TimerState {
-            program: Ok("/usr/local/bin/gpu-bootstrap".into()),
+            units: TimerUnits {
+                program: Ok("/usr/local/bin/gpu-bootstrap".into()),
+                ..TimerUnits::default()
+            },
             ..TimerState::default()
         }
     }
@@ -254,13 +207,13 @@ mod tests {
         for change in changes {
             match change {
                 Change::WriteFile { path, content, .. } if path.as_str().ends_with(".timer") => {
-                    state.timer = Some(content.clone());
+                    state.units.timer = Some(content.clone());
                 }
-                Change::WriteFile { content, .. } => state.service = Some(content.clone()),
+                Change::WriteFile { content, .. } => state.units.service = Some(content.clone()),
                 Change::RunTool { .. } => state.has_metrics = true,
                 Change::EnableUnit { unit, start } if unit == TIMER => {
                     assert!(start);
-                    state.unit = Some(super::super::fixtures::unit("enabled", "active"));
+                    state.units.unit = Some(super::super::fixtures::unit("enabled", "active"));
                 }
                 Change::EnableUnit { unit, start } => assert!(unit == SERVICE && !start),
                 other => panic!("{other:?}"),
@@ -294,7 +247,7 @@ mod tests {
                 "{why}"
             );
             let made = after(bare(), &changes);
-            let service = made.service.as_deref().unwrap_or_default();
+            let service = made.units.service.as_deref().unwrap_or_default();
             for option in ["NoNewPrivileges=yes", "SystemCallFilter=@system-service"] {
                 assert!(service.contains(&format!("\n{option}\n")), "{service}");
             }
@@ -335,7 +288,10 @@ mod tests {
         let want = spec(true, false);
         let made = after(bare(), &decide(&bare(), &want).expect_needs().1);
         let stopped = TimerState {
-            unit: Some(unit("disabled", "inactive")),
+            units: TimerUnits {
+                unit: Some(unit("disabled", "inactive")),
+                ..made.units.clone()
+            },
             ..made.clone()
         };
         let (why, changes) = decide(&stopped, &want).expect_needs();
@@ -345,10 +301,13 @@ mod tests {
         );
         assert_eq!(changes.len(), 1);
         let masked = TimerState {
-            unit: Some(UnitState {
-                load: "masked".into(),
-                ..unit("masked", "inactive")
-            }),
+            units: TimerUnits {
+                unit: Some(UnitState {
+                    load: "masked".into(),
+                    ..unit("masked", "inactive")
+                }),
+                ..made.units.clone()
+            },
             ..made
         };
         decide(&masked, &want).expect_blocked();
@@ -358,7 +317,10 @@ mod tests {
     fn temporary_executable_blocks() {
         let mut want = spec(true, false);
         let passing = TimerState {
-            program: Err("`/tmp/gpu-bootstrap` may be emptied".to_owned()),
+            units: TimerUnits {
+                program: Err("`/tmp/gpu-bootstrap` may be emptied".to_owned()),
+                ..TimerUnits::default()
+            },
             ..bare()
         };
         decide(&passing, &want).expect_blocked();
@@ -389,11 +351,11 @@ mod tests {
             "/opt/100%", None;
         } {
             let text = service(program.into(), &spec);
-            let found = program::program_in(&text, START);
+            let found = program::program_in(&text, program::START);
             assert_eq!(found.as_deref().map(Utf8Path::as_str), expected, "{text}");
         }
         assert_eq!(
-            program::program_in("[Service]\nExecStart=true\n", START),
+            program::program_in("[Service]\nExecStart=true\n", program::START),
             None
         );
     }

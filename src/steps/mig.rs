@@ -23,8 +23,8 @@ use crate::{
     fabric,
     host::{ExecError, FilesError, Nvml, NvmlDevice, trusted::refuse_foreign},
     mig::{
-        Geometry, GpuLayout, Layout, LayoutRequest, MigGpu, NoLayout, is_capable, is_split,
-        layout_of,
+        Geometry, GpuLayout, Layout, LayoutRequest, MigGpu, NoLayout, is_capable, is_split_next,
+        layout_of, reset_file,
     },
     model::{pci::PciAddress, text::counted},
     step::{Assessment, Cx, Step, StepError},
@@ -45,9 +45,6 @@ const CLIENTS: [&str; 3] = [
     "dcgm-exporter.service",
     "nvsm.service",
 ];
-
-/// Prefix of the command line in the unit.
-const START: &str = "ExecStart=";
 
 /// The first compute capability whose MIG mode changes without a reset: Hopper. Source: the MIG user guide.
 const WITHOUT_RESET: u32 = 9;
@@ -104,14 +101,11 @@ fn seen(cx: &Cx<'_>, devices: Option<&[NvmlDevice]>) -> Result<Vec<SeenGpu>, Ste
             let capability = device.compute_capability.as_deref()?;
             capability.split('.').next()?.parse::<u32>().ok()
         });
-        let reset = format!("/sys/bus/pci/devices/{address}/reset");
         found.push(SeenGpu {
-            now: device.map(|device| {
-                let pending = support.map_or(is_split(device), |support| support.pending);
-                layout_of(device).map(|layout| (layout, pending))
-            }),
+            now: device
+                .map(|device| layout_of(device).map(|layout| (layout, is_split_next(device)))),
             needs_reset: capability.is_none_or(|major| major < WITHOUT_RESET),
-            can_reset: cx.host.files().exists(Utf8Path::new(&reset))?,
+            can_reset: cx.host.files().exists(&reset_file(address))?,
             gpu: MigGpu {
                 address,
                 id: fact.pci_id,
@@ -148,9 +142,6 @@ async fn detect(cx: &Cx<'_>, spec: &MigSpec) -> Result<MigState, StepError> {
         }
     }
     let unit = files.read_text(&own_file(UNIT))?;
-    let named = unit
-        .as_deref()
-        .and_then(|text| program::program_in(text, START));
     Ok(MigState {
         file: match &spec.layout {
             LayoutRequest::File { path, .. } => Some(file(cx, path)?),
@@ -160,7 +151,7 @@ async fn detect(cx: &Cx<'_>, spec: &MigSpec) -> Result<MigState, StepError> {
         loaded,
         silent,
         enabled: is_enabled(cx, UNIT)?,
-        program: program::named_or_persistent(cx, named.as_deref())?,
+        program: program::of_unit(cx, unit.as_deref())?,
         unit,
     })
 }

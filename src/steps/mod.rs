@@ -42,6 +42,7 @@ mod runtime_packages;
 mod secure_boot;
 mod specs;
 mod streams;
+mod timer;
 mod toolkit;
 mod upgrade_timer;
 

@@ -15,6 +15,9 @@ pub const USUAL: &str = "/usr/local/bin/gpu-bootstrap";
 /// The executable of the package. Used if the package was upgraded during the run, because the replaced executable has no path.
 pub const PACKAGED: &str = "/usr/bin/gpu-bootstrap";
 
+/// Prefix of the command line in a unit.
+pub(super) const START: &str = "ExecStart=";
+
 /// Returns the executable in the first line of a unit with this prefix, such as `ExecStart=`. Quoted paths are ignored.
 pub(crate) fn program_in(text: &str, prefix: &str) -> Option<Utf8PathBuf> {
     let line = text.lines().find_map(|line| line.strip_prefix(prefix))?;
@@ -69,6 +72,15 @@ pub(super) fn named_or_persistent(
         }
     }
     persistent(cx)
+}
+
+/// Returns the executable for one of our units. `text` is its current content. See [`named_or_persistent`].
+pub(super) fn of_unit(
+    cx: &Cx<'_>,
+    text: Option<&str>,
+) -> Result<Result<Utf8PathBuf, String>, StepError> {
+    let named = text.and_then(|text| program_in(text, START));
+    named_or_persistent(cx, named.as_deref())
 }
 
 /// Returns the blocked assessment of a step whose file must contain the path of our executable, if [`persistent`]

@@ -1,9 +1,12 @@
 //! `upgrade.timer`: a timer that runs `upgrade --reboot` with the settings of the last `install` when the maintenance window opens.
 //! Off by default (`fleet.timer`).
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 
-use super::{PREFLIGHT, UPGRADE_TIMER, messages, program};
+use super::{
+    PREFLIGHT, UPGRADE_TIMER, messages, program,
+    timer::{Needed, TimerUnits},
+};
 use crate::{
     change::Change,
     config::desired::Desired,
@@ -19,9 +22,6 @@ use crate::{
 pub const SERVICE: &str = "gpu-bootstrap-upgrade.service";
 const TIMER: &str = "gpu-bootstrap-upgrade.timer";
 
-/// Prefix of the command line in the unit.
-const START: &str = "ExecStart=";
-
 /// The `upgrade.timer` step.
 pub(super) fn step() -> Step {
     Step::new(UPGRADE_TIMER, |cx| Box::pin(assess(cx)))
@@ -33,31 +33,6 @@ pub(super) fn step() -> Step {
 fn window(desired: &Desired) -> Option<&Window> {
     let fleet = &desired.settings.fleet;
     fleet.window.as_ref().filter(|_| fleet.timer)
-}
-
-#[derive(Debug, Clone)]
-struct TimerState {
-    /// Content of the unit files.
-    service: Option<String>,
-    timer: Option<String>,
-    /// The state of the timer unit. `None` if it does not exist.
-    unit: Option<UnitState>,
-    /// The executable for the service, or the reason that it must not be used.
-    program: Result<Utf8PathBuf, String>,
-}
-
-async fn detect(cx: &Cx<'_>) -> Result<TimerState, StepError> {
-    let files = cx.host.files();
-    let service = files.read_text(&own_file(SERVICE))?;
-    let named = service
-        .as_deref()
-        .and_then(|text| program::program_in(text, START));
-    Ok(TimerState {
-        timer: files.read_text(&own_file(TIMER))?,
-        unit: cx.state.unit(TIMER).await?,
-        program: program::named_or_persistent(cx, named.as_deref())?,
-        service,
-    })
 }
 
 /// The service text. It has no sandbox, because package scripts need all permissions, as in `resume.service`. systemd must not
@@ -80,7 +55,7 @@ fn timer(window: &Window) -> String {
     )
 }
 
-fn decide(state: &TimerState, desired: &Desired, window: &Window) -> Assessment {
+fn decide(state: &TimerUnits, desired: &Desired, window: &Window) -> Assessment {
     let no_systemd = (state.unit.as_ref()).is_some_and(UnitState::is_not_booted);
     if desired.image || no_systemd {
         return Assessment::awaits_boot("the timer is created at the first boot");
@@ -93,40 +68,20 @@ fn decide(state: &TimerState, desired: &Desired, window: &Window) -> Assessment 
     if let Some(refusal) = messages::masked(TIMER, unit, "set `fleet.timer = false`") {
         return refusal;
     }
-    let files = [
-        (SERVICE, &state.service, service(program)),
-        (TIMER, &state.timer, timer(window)),
-    ];
-    let (mut whys, mut changes) = (Vec::new(), Vec::new());
-    for (name, found, content) in files {
-        if found.as_ref() == Some(&content) {
-            continue;
-        }
-        whys.push(match found {
-            None => format!("`{name}` is missing"),
-            Some(_) => format!("`{name}` has different content"),
-        });
-        changes.push(Change::write(own_file(name), content));
-    }
-    let runs = unit.is_some_and(|unit| unit.is_enabled() && unit.is_active());
-    if !runs {
-        if let Some(unit) = unit.filter(|unit| unit.exists()) {
-            whys.push(format!("`{TIMER}` is {unit}"));
-        }
-        changes.push(Change::EnableUnit {
-            unit: TIMER.to_owned(),
-            start: true,
-        });
-    } else if !changes.is_empty() {
+    let mut needed = Needed::default();
+    let is_new_service = needed.write(SERVICE, state.service.as_deref(), service(program));
+    let is_new_timer = needed.write(TIMER, state.timer.as_deref(), timer(window));
+    let starts = needed.start(TIMER, unit);
+    if !starts && (is_new_service || is_new_timer) {
         // The timer reads its changed file.
-        changes.push(Change::RestartUnit {
+        needed.changes.push(Change::RestartUnit {
             unit: TIMER.to_owned(),
         });
     }
-    if changes.is_empty() {
+    if needed.changes.is_empty() {
         return Assessment::satisfied(format!("`{TIMER}` starts upgrades in `{window}`"));
     }
-    Assessment::needs(whys.join("; "), changes)
+    Assessment::needs(needed.whys.join("; "), needed.changes)
 }
 
 async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
@@ -138,7 +93,11 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
             "the timer is created at the first boot",
         ));
     }
-    Ok(decide(&detect(cx).await?, cx.desired, window))
+    Ok(decide(
+        &TimerUnits::detect(cx, SERVICE, TIMER).await?,
+        cx.desired,
+        window,
+    ))
 }
 
 #[cfg(test)]
@@ -146,12 +105,10 @@ mod tests {
     use super::*;
     use crate::steps::fixtures::{desired, unit};
 
-    fn bare() -> TimerState {
-        TimerState {
-            service: None,
-            timer: None,
-            unit: None,
+    fn bare() -> TimerUnits {
+        TimerUnits {
             program: Ok("/usr/local/bin/gpu-bootstrap".into()),
+            ..TimerUnits::default()
         }
     }
 
@@ -180,7 +137,7 @@ mod tests {
             Change::WriteFile { content, .. } => Some(content.clone()),
             other => panic!("{other:?}"),
         };
-        let made = TimerState {
+        let made = TimerUnits {
             service: content(0),
             timer: content(1),
             unit: Some(unit("enabled", "active")),
@@ -205,7 +162,7 @@ mod tests {
             ),
             "{changes:?}"
         );
-        let unsafe_program = TimerState {
+        let unsafe_program = TimerUnits {
             program: Err("`/tmp` may be emptied".to_owned()),
             ..bare()
         };

@@ -332,7 +332,7 @@ fn process_that_uses_a_gpu_blocks() {
     files.put_link("/proc/4711/exe", "/usr/bin/python3.11");
     files.put_link("/proc/4711/fd/7", "/dev/nvidia0");
     let ran = run(&machine, "upgrade", &AFTER);
-    assert_stayed(&machine, &ran, "python3 (PID 4711)");
+    assert_stayed(&machine, &ran, "in use by python3 (process 4711)");
     let consent = ["--set", "fleet.gpu-processes=end"];
     let ran = run(&machine, "upgrade", &[&AFTER[..], &consent].concat());
     assert_eq!(ran.exit, 8, "{}", told(&ran));
