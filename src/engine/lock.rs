@@ -8,6 +8,7 @@ use super::{
     available::version,
     job::{End, Job},
     ledger::Ledger,
+    maintenance::is_of_maintenance,
     managed::ours,
     resume,
     rollback::is_replaced,
@@ -149,7 +150,10 @@ impl Session {
         };
         let receipt = ledger.journal.receipt();
         let of_run: Vec<AppliedChange> = (receipt.applied.into_iter())
-            .filter(|one| one.intent >= first && !resume::is_of_unit(one))
+            // `end_maintenance` decides whether the node returns to service.
+            .filter(|one| {
+                one.intent >= first && !resume::is_of_unit(one) && !is_of_maintenance(one)
+            })
             .collect();
         let has_packages = (of_run.iter()).any(|one| {
             matches!(
