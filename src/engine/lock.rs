@@ -182,9 +182,13 @@ impl Session {
             self.tools.note(notes, note.to_owned());
             return Ok(exit);
         }
-        for job in jobs.iter_mut().filter(|job| job.has(Outcome::Changed)) {
+        // The blocked step may also have added its repository.
+        for job in jobs.iter_mut() {
             job.applied = 0;
             job.earlier.clear();
+            if !job.has(Outcome::Changed) {
+                continue;
+            }
             let why =
                 "its changes are undone, because the versions of the lock file cannot be installed";
             job.ended = Some(End::new(Outcome::NotRun, why.to_owned()));
