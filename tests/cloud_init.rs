@@ -388,7 +388,7 @@ fn user_data_without_comments_fits_on_a_screen() {
             // The same without a NodeConfig, inside two Karpenter objects.
             "eks-karpenter" => 74,
             // A script that joins with a command.
-            "slurm" => 34,
+            "slurm" => 35,
             _ => 25,
         };
         let lines = form.template.lines();
@@ -589,13 +589,18 @@ fn slurm_files_are_those_of_the_example() {
 
 /// slurmctld 22.05.8 rejects RESUME for a node that has not registered yet, and for an idle one.
 #[test]
-fn slurm_node_is_resumed_until_it_is_idle() {
-    let script = text("../examples/slurm/slurm-join");
-    for (states, resumed, status) in [
-        ("unknown\ndrained\ndrained\nidle\n", 2, 0),
-        ("unknown\nidle\n", 0, 0),
+fn slurm_node_is_resumed_until_it_is_in_service() {
+    let cases = [
+        ("\nunknown\ndrained\ndrained\nidle\n", 2, 0),
+        ("down*\ndown\ndraining\nreserved\n", 2, 0),
+        ("idle*\nmixed-\n", 0, 0),
         ("drained\n", 12, 1),
-    ] {
+        ("drained*\n", 0, 1),
+    ];
+    let scripts = ["slurm-join", "slurm-return"];
+    let rows = (scripts.iter()).flat_map(|name| cases.map(|case| (name, case)));
+    for (name, (states, resumed, status)) in rows {
+        let script = text(&format!("../examples/slurm/{name}"));
         let directory = directory();
         program(&directory, "hostname", "echo gpu-1");
         program(&directory, "systemctl", "exit 0");
@@ -611,7 +616,20 @@ fn slurm_node_is_resumed_until_it_is_idle() {
         assert_eq!(output.status.code(), Some(status), "{}", said(&output));
         let calls = fs::read_to_string(directory.path().join("calls")).unwrap_or_default();
         let expected = "update NodeName=gpu-1 State=RESUME\n".repeat(resumed);
-        assert_eq!(calls, expected, "{states}");
+        assert_eq!(calls, expected, "{name} {states}");
+    }
+}
+
+#[test]
+fn slurm_node_with_unknown_jobs_is_not_drained() {
+    let script = text("../examples/slurm/slurm-leave");
+    for (squeue, status) in [("exit 1", 1), ("exit 0", 0)] {
+        let directory = directory();
+        program(&directory, "hostname", "echo gpu-1");
+        program(&directory, "scontrol", "exit 0");
+        program(&directory, "squeue", squeue);
+        let output = run(&directory, &script, false);
+        assert_eq!(output.status.code(), Some(status), "{}", said(&output));
     }
 }
 

@@ -45,7 +45,7 @@ const LOCK_AGAIN: Duration = Duration::from_secs(30);
 /// The time limit of a lock command.
 const LOCK_COMMAND: Duration = Duration::from_secs(120);
 
-/// How long the return waits for the API server, which may start after this node.
+/// How long the return waits for the API server, which may start after this node, and for the release of the fleet lock.
 const RETURN: Duration = Duration::from_secs(300);
 
 /// The maximum length of an annotation with a reason. All annotations of an object together have at most 256 KiB.
@@ -57,6 +57,9 @@ const LONGEST: usize = 1000;
 pub struct LeaveService {
     /// The reason, for the annotation.
     pub why: String,
+    /// An earlier run began to take the node out of service, so the node may have booted a moment ago.
+    #[serde(default)]
+    pub continues: bool,
     pub lock: LockUse,
     /// How long to wait for the lock, in seconds.
     pub lock_seconds: u64,
@@ -204,6 +207,20 @@ impl Applier {
         Ok(node)
     }
 
+    /// Reads the Node object. After a boot, the API server may start after this program.
+    async fn awaited_node(&self, cluster: &ClusterNode, what: &str) -> Result<Node, ChangeError> {
+        let node = self
+            .awaited(what, RETURN, || async {
+                Ok(self.maintained(cluster).await.ok())
+            })
+            .await?;
+        match node {
+            Some(node) => Ok(node),
+            // The reason is the last error.
+            None => self.maintained(cluster).await,
+        }
+    }
+
     /// Lists the pods of the node.
     async fn pods(&self, cluster: &ClusterNode) -> Result<Vec<Pod>, ChangeError> {
         let (kubectl, kubeconfig) = self.access_to(cluster)?;
@@ -254,7 +271,13 @@ impl Applier {
     /// Detects reasons for which the node would stay in service. Changes nothing.
     pub(super) async fn dry_run_leave(&self, leave: &LeaveService) -> Result<(), ChangeError> {
         if let LeaveMethod::Cluster(cluster) = &leave.method {
-            self.maintained(cluster).await?;
+            match leave.continues {
+                true => {
+                    let what = format!("query the cluster for node `{}`", cluster.node);
+                    self.awaited_node(cluster, &what).await?
+                }
+                false => self.maintained(cluster).await?,
+            };
             let pods = self.pods(cluster).await?;
             Self::refuse_pods(&pods, leave.consent(), &cluster.node)?;
         }
@@ -312,10 +335,11 @@ impl Applier {
             }
             LeaveMethod::Command { leave: command, .. } => {
                 let limit = Duration::from_secs(leave.drain_seconds);
-                (self.service_command(command, limit, sink).await).map_err(|error| {
-                    let what = "take the node out of service with `fleet.leave-command`";
-                    stays("leave-command", what).caused_by(error)
-                })?;
+                let what = "take the node out of service with `fleet.leave-command`";
+                let ran = self.service_command(command, limit, sink);
+                // After a stop request, the return command undoes what the command has done so far.
+                (self.unless_stopped(what, ran).await?)
+                    .map_err(|error| stays("leave-command", what).caused_by(error))?;
             }
         }
         self.refuse_gpu_clients(leave)
@@ -547,9 +571,9 @@ impl Applier {
             if clock.monotonic().saturating_sub(started) >= limit {
                 let what = format!("{what} within {} s: {why}", leave.lock_seconds);
                 return Err(stays("fleet-lock", what).advice(
-                    "another node holds the lock: wait until its upgrade has finished. If that \
-                     upgrade failed, its Node object has the annotation \
-                     `gpu-bootstrap/upgrade-failed`",
+                    "if another node holds the lock, wait until its upgrade has finished, or repair it \
+                     if its Node object has the annotation `gpu-bootstrap/upgrade-failed`; otherwise \
+                     check `fleet.lock`",
                 ));
             }
             sink.retry(
@@ -557,6 +581,22 @@ impl Applier {
                 LOCK_AGAIN.as_secs_f64(),
             );
             self.pause_for(LOCK_AGAIN, &what).await?;
+        }
+    }
+
+    /// Releases the lock. The network or the server may be unavailable for a moment, for example after a boot.
+    async fn release_lock(&self, used: &LockUse) -> Result<(), String> {
+        let clock = &self.host.clock;
+        let started = clock.monotonic();
+        let what = format!("release the fleet lock `{}`", used.lock);
+        loop {
+            let Err(why) = self.ask_for_lock(used, LockRequest::Release).await else {
+                return Ok(());
+            };
+            let is_over = clock.monotonic().saturating_sub(started) >= RETURN;
+            if is_over || self.pause_for(LOCK_AGAIN, &what).await.is_err() {
+                return Err(why);
+            }
         }
     }
 
@@ -574,16 +614,7 @@ impl Applier {
             "set the annotation `{UPGRADE_FAILED}` of node `{}`",
             cluster.node
         );
-        // The API server may not respond yet after a reboot.
-        let answered = self
-            .awaited(&what, RETURN, || async {
-                Ok(self.maintained(cluster).await.ok())
-            })
-            .await?;
-        if answered.is_none() {
-            // The reason is the last error.
-            self.maintained(cluster).await?;
-        }
+        self.awaited_node(cluster, &what).await?;
         self.patch(cluster, &what, &patch, sink).await
     }
 
@@ -605,12 +636,10 @@ impl Applier {
         }
         if undo.lock.lock != FleetLock::None {
             let lock = &undo.lock.lock;
-            endings.push(
-                match self.ask_for_lock(&undo.lock, LockRequest::Release).await {
-                    Ok(()) => Reverted::done(format!("released the fleet lock `{lock}`")),
-                    Err(why) => Reverted::left(format!("the fleet lock `{lock}`"), why),
-                },
-            );
+            endings.push(match self.release_lock(&undo.lock).await {
+                Ok(()) => Reverted::done(format!("released the fleet lock `{lock}`")),
+                Err(why) => Reverted::left(format!("the fleet lock `{lock}`"), why),
+            });
         }
         match endings.is_empty() {
             true => Ok(Reverted::nothing("the node was not taken out of service")),
@@ -628,15 +657,7 @@ impl Applier {
             return Ok(Reverted::nothing("the machine is no longer a node"));
         }
         let what = format!("uncordon node `{name}`");
-        let node = self
-            .awaited(&what, RETURN, || async {
-                Ok(self.maintained(cluster).await.ok())
-            })
-            .await?;
-        let node = match node {
-            Some(node) => node,
-            None => self.maintained(cluster).await?,
-        };
+        let node = self.awaited_node(cluster, &what).await?;
         let Some(note) = node.annotations.get(MAINTENANCE) else {
             let why = format!("node `{name}` does not have the annotation `{MAINTENANCE}`");
             return Ok(Reverted::nothing(why));

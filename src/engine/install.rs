@@ -141,6 +141,7 @@ impl Session {
                 .stays_in_service(&jobs, &ledger.journal.receipt())
                 .await
         {
+            let stays = self.not_left(&ledger, stays, &mut notes).await?;
             let report = self.not_started(jobs, stays, notes);
             if known {
                 finish(&self.tools, &ledger.journal, &report)?;

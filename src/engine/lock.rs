@@ -8,6 +8,7 @@ use super::{
     available::version,
     job::{End, Job},
     ledger::Ledger,
+    maintenance::is_of_maintenance,
     managed::ours,
     resume,
     rollback::is_replaced,
@@ -149,7 +150,10 @@ impl Session {
         };
         let receipt = ledger.journal.receipt();
         let of_run: Vec<AppliedChange> = (receipt.applied.into_iter())
-            .filter(|one| one.intent >= first && !resume::is_of_unit(one))
+            // `end_maintenance` decides whether the node returns to service.
+            .filter(|one| {
+                one.intent >= first && !resume::is_of_unit(one) && !is_of_maintenance(one)
+            })
             .collect();
         let has_packages = (of_run.iter()).any(|one| {
             matches!(
@@ -178,9 +182,13 @@ impl Session {
             self.tools.note(notes, note.to_owned());
             return Ok(exit);
         }
-        for job in jobs.iter_mut().filter(|job| job.has(Outcome::Changed)) {
+        // The blocked step may also have added its repository.
+        for job in jobs.iter_mut() {
             job.applied = 0;
             job.earlier.clear();
+            if !job.has(Outcome::Changed) {
+                continue;
+            }
             let why =
                 "its changes are undone, because the versions of the lock file cannot be installed";
             job.ended = Some(End::new(Outcome::NotRun, why.to_owned()));

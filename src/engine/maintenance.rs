@@ -116,6 +116,8 @@ fn failed(outcome: Outcome, error: &ChangeError) -> StepReport {
 pub(super) struct Stays {
     pub(super) exit: Exit,
     pub(super) step: StepReport,
+    /// The node is not in service: an earlier run took it out of service, or its return has failed.
+    is_out: bool,
 }
 
 /// The result of taking the node out of service.
@@ -124,7 +126,7 @@ pub(super) enum Leaving {
     NotNeeded,
     /// The node is out of service, after this time for the lock and the evictions.
     Left(Duration),
-    /// The node stays in service.
+    /// The upgrade does not start.
     Failed(Stays),
 }
 
@@ -134,15 +136,24 @@ impl Stays {
             hint: Some(hint.to_owned()),
             ..report(Outcome::Blocked, why)
         };
+        Self::new(Exit::Blocked, step)
+    }
+
+    const fn new(exit: Exit, step: StepReport) -> Self {
         Self {
-            exit: Exit::Blocked,
+            exit,
             step,
+            is_out: false,
         }
     }
 
     /// The reason, for the steps that do not run.
     pub(super) fn why(&self) -> String {
-        format!("the node stays in service: {}", self.step.why)
+        let state = match self.is_out {
+            true => "the upgrade did not start",
+            false => "the node stays in service",
+        };
+        format!("{state}: {}", self.step.why)
     }
 }
 
@@ -163,7 +174,10 @@ impl Session {
         }
         let options = &self.tools.options;
         let fleet = &self.inner.desired.as_ref()?.settings.fleet;
-        if let (Some(window), false) = (&fleet.window, options.now || options.resumed)
+        // Outside of the window, a node must not wait out of service for the next one.
+        let any_time =
+            options.now || options.resumed || receipt.applied.iter().any(is_of_maintenance);
+        if let (Some(window), false) = (&fleet.window, any_time)
             && let WindowState::Closed { until } = window.state(self.inner.host.clock.now())
         {
             let why =
@@ -173,10 +187,7 @@ impl Session {
                 hint: Some(hint.to_owned()),
                 ..report(Outcome::NotRun, why)
             };
-            return Some(Stays {
-                exit: Exit::Ok,
-                step,
-            });
+            return Some(Stays::new(Exit::Ok, step));
         }
         if let Some(why) = self.no_way_back(jobs, receipt).await {
             return Some(Stays::blocked(
@@ -184,20 +195,40 @@ impl Session {
                 "to upgrade anyway, set `driver.rollback = false`",
             ));
         }
-        let change = match self.leave_change(jobs) {
-            Ok(change) => change,
-            Err(error) => {
-                return Some(Stays {
-                    exit: Exit::Blocked,
-                    step: failed(Outcome::Blocked, &error),
-                });
-            }
+        let error = match self.leave_change(jobs, receipt) {
+            Ok(change) => self.tools.change_applier.dry_run(&change).await.err()?,
+            Err(error) => error,
         };
-        let error = self.tools.change_applier.dry_run(&change).await.err()?;
-        Some(Stays {
-            exit: Exit::Blocked,
-            step: failed(Outcome::Blocked, &error),
-        })
+        Some(self.stays_because(&error))
+    }
+
+    fn stays_because(&self, error: &ChangeError) -> Stays {
+        let exit = match error.reason {
+            STOPPED => self.tools.cancel.exit().unwrap_or(Exit::Blocked),
+            _ => Exit::Blocked,
+        };
+        Stays::new(exit, failed(Outcome::Blocked, error))
+    }
+
+    /// Returns the node to service after an upgrade that did not start. A node that an earlier run has taken out of service
+    /// completely stays out of service, because that run may have changed the machine. If the return fails, its failure is the
+    /// result.
+    pub(super) async fn not_left(
+        &self,
+        ledger: &Ledger,
+        mut stays: Stays,
+        notes: &mut Vec<String>,
+    ) -> Result<Stays, EngineError> {
+        let was_left = ledger.journal.receipt().applied.iter().any(has_left);
+        if !was_left && let Some(stuck) = self.return_to_service(ledger, notes).await? {
+            let why = std::iter::once(&stays.step.why).chain(&stays.step.causes);
+            let why: Vec<&str> = why.map(String::as_str).collect();
+            let note = format!("the upgrade did not start: {}", why.join(": "));
+            self.tools.note(notes, note);
+            stays = Stays::new(Exit::StepFailed, stuck);
+        }
+        stays.is_out = (ledger.journal.receipt().applied.iter()).any(is_of_maintenance);
+        Ok(stays)
     }
 
     /// Takes the node out of service. If this fails, the node returns to service.
@@ -212,7 +243,7 @@ impl Session {
             return Ok(Leaving::NotNeeded);
         }
         let began = self.tools.events.elapsed();
-        let left = match self.leave_change(jobs) {
+        let left = match self.leave_change(jobs, &receipt) {
             Ok(change) => ledger.perform(&[MAINTENANCE], &change).await,
             Err(error) => Err(error),
         };
@@ -220,23 +251,12 @@ impl Session {
             let ended = self.tools.events.elapsed();
             return Ok(Leaving::Left(ended.saturating_sub(began)));
         };
-        let exit = match error.reason {
-            STOPPED => self.tools.cancel.exit().unwrap_or(Exit::Blocked),
-            _ => Exit::Blocked,
-        };
-        // A node whose upgrade has failed before stays out of service.
-        let was_left = receipt.applied.iter().any(has_left);
-        if !was_left {
-            self.return_to_service(ledger, notes).await?;
-        }
-        Ok(Leaving::Failed(Stays {
-            exit,
-            step: failed(Outcome::Blocked, &error),
-        }))
+        let stays = self.stays_because(&error);
+        Ok(Leaving::Failed(self.not_left(ledger, stays, notes).await?))
     }
 
     /// Returns the change that takes the node out of service.
-    fn leave_change(&self, jobs: &[Job]) -> Result<Change, ChangeError> {
+    fn leave_change(&self, jobs: &[Job], receipt: &Receipt) -> Result<Change, ChangeError> {
         let desired = (self.inner.desired.as_ref())
             .ok_or_else(|| ChangeError::bug("upgrade without a desired state"))?;
         let fleet = &desired.settings.fleet;
@@ -260,6 +280,7 @@ impl Session {
         Ok(Change::LeaveService {
             leave: LeaveService {
                 why: why(desired, jobs),
+                continues: receipt.applied.iter().any(is_of_maintenance),
                 lock: LockUse {
                     lock: fleet.lock.clone(),
                     group: fleet.lock_group.clone(),
@@ -308,7 +329,7 @@ impl Session {
             return Vec::new();
         }
         let mut words = Vec::new();
-        if let Ok(change) = self.leave_change(jobs) {
+        if let Ok(change) = self.leave_change(jobs, receipt) {
             words.push(format!("upgrade: {}", change.summary()));
             match self.tools.change_applier.preview(&change).await {
                 Ok(Some(lines)) => {

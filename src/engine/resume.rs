@@ -8,6 +8,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{
     EngineError, Tools,
     ledger::Ledger,
+    maintenance::is_of_maintenance,
     persist,
     retry::UNATTENDED_DEADLINE,
     units::{self, quoted},
@@ -234,13 +235,15 @@ pub(super) async fn dismiss(ledger: &Ledger) -> Result<Option<String>, EngineErr
 }
 
 /// The undo order of a change, lowest first: the unit itself, the related files and the `check` timer,
-/// everything else. A boot in between must not continue a run that is finished or being undone. The
-/// timer queries the GPUs every minute, so it is removed before the driver modules are unloaded.
+/// everything else, the return to service. A boot in between must not continue a run that is finished
+/// or being undone. The timer queries the GPUs every minute, so it is removed before the driver modules
+/// are unloaded. No work must start on a node that is being undone.
 pub(super) fn turn(applied: &AppliedChange) -> u8 {
     match &applied.change {
         Change::WriteFile { path, .. } if path.file_name() == Some(UNIT) => 0,
         Change::EnableUnit { unit, .. } if unit == UNIT => 0,
         _ if is_of_unit(applied) || applied.steps == [CHECK_TIMER] => 1,
+        _ if is_of_maintenance(applied) => 3,
         _ => 2,
     }
 }

@@ -9,6 +9,7 @@ use super::{
     EngineError, Tools, guard,
     install::finish,
     ledger::{Ledger, steps_of},
+    maintenance::is_of_maintenance,
     persist,
     result::{ChangeReport, Mode, RunReport, StepReport},
     resume, units,
@@ -383,7 +384,10 @@ pub(super) fn group(applied: Vec<AppliedChange>) -> Vec<Group> {
             in_part,
         });
     }
-    groups.extend(unloading);
+    // The return to service is the last undo, see `resume::turn`.
+    let is_return = |group: &Group| group.applied.iter().any(is_of_maintenance);
+    let end = groups.iter().position(is_return).unwrap_or(groups.len());
+    groups.splice(end..end, unloading);
     groups
 }
 
@@ -579,6 +583,24 @@ mod tests {
             .flat_map(|group| group.applied.iter().map(|one| one.intent))
             .collect();
         assert_eq!(order, [2, 1, 3]);
+    }
+
+    /// No work must start on a node that is being undone.
+    #[test]
+    fn node_returns_to_service_last() {
+        let unload = Undo::UnloadModule {
+            module: "nvidia".into(),
+        };
+        let mut newest_first = vec![
+            applied(3, "packages", files()),
+            applied(2, "maintenance", files()),
+            applied(1, "module", unload),
+        ];
+        newest_first.sort_by_key(resume::turn);
+        let order: Vec<u64> = (group(newest_first).iter())
+            .flat_map(|group| group.applied.iter().map(|one| one.intent))
+            .collect();
+        assert_eq!(order, [3, 1, 2]);
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! `upgrade`: a node in use leaves service before the first change, and returns after the validation.
 
 use gpu_bootstrap::{
-    host::fake::{self, ok},
+    host::{
+        HttpError,
+        fake::{self, ok},
+    },
     journal::{Journal, Record},
 };
 use serde_json::{Value, json};
@@ -224,10 +227,16 @@ fn cordon_of_an_administrator_is_kept() {
     if let Some(node) = &mut lock(&machine.state).node {
         node["metadata"]["annotations"] = json!({});
     }
+    // The server of the lock is unavailable for a moment.
+    let unavailable = HttpError::Status {
+        url: UNLOCK.to_owned(),
+        status: 503,
+    };
+    machine.fakes.http.fail_next(UNLOCK, unavailable);
     let ran = resumed(&machine).expect("a resume unit");
     assert_eq!(ran.exit, 0, "{}", told(&ran));
     assert!(is_cordoned(&machine));
-    assert_eq!(lock_requests(&machine), [LOCK, UNLOCK]);
+    assert_eq!(lock_requests(&machine), [LOCK, UNLOCK, UNLOCK]);
 }
 
 /// Without a cluster, commands take the machine out of service. Any command that finishes the upgrade returns it.
@@ -377,6 +386,47 @@ fn upgrade_waits_for_its_window() {
         &[&AFTER[..], &window, &["--now"]].concat(),
     );
     assert_eq!(ran.exit, 8, "{}", told(&ran));
+}
+
+/// A node that could not return to service is not left alone: the next run continues the upgrade outside of the window, or
+/// returns the node.
+#[test]
+fn failed_return_is_reported_and_repeated() {
+    let stuck = || {
+        let machine = node();
+        let budget = Pod {
+            refusals: u32::MAX,
+            ..pod("budget", Some("ReplicaSet"), Value::Null)
+        };
+        put_pods(&machine, vec![budget]);
+        machine.fakes.http.forget(UNLOCK);
+        let ran = run(&machine, "upgrade", &AFTER);
+        assert_eq!(ran.exit, 6, "{}", told(&ran));
+        assert!(
+            why(&ran).contains("not returned to service: the fleet lock"),
+            "{}",
+            why(&ran)
+        );
+        assert!(ran.out.contains("Cannot evict pod"), "{}", told(&ran));
+        assert!(!ran.out.contains("stays in service"), "{}", told(&ran));
+        machine.fakes.http.serve(UNLOCK, "");
+        machine
+    };
+    let machine = stuck();
+    put_pods(&machine, vec![pod("own", None, Value::Null)]);
+    let ran = run(&machine, "upgrade", &AFTER);
+    assert_stayed(&machine, &ran, "fleet.evict-unmanaged = true");
+    let requests = lock_requests(&machine);
+    assert_eq!(requests.last().map(String::as_str), Some(UNLOCK));
+
+    let machine = stuck();
+    put_pods(&machine, Vec::new());
+    let now = "2026-11-27T12:00:00Z".parse().expect("a time");
+    machine.fakes.clock.set(now);
+    let window = ["--set", "fleet.window=Sat 02:00-05:00 UTC"];
+    let ran = run(&machine, "upgrade", &[&AFTER[..], &window].concat());
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+    assert!(is_cordoned(&machine));
 }
 
 #[test]

@@ -11,14 +11,18 @@ use super::{
     kit::{STATE, TestMachine, container_probe, policy},
 };
 use crate::{
-    change::{Applier, ApplyChanges, Change, STOPPED},
+    change::{Applier, ApplyChanges, Change, LeaveMethod, LeaveService, LockUse, STOPPED},
     config::desired::{PackageSpec, Repository, RuntimeKind},
     error::{Report, causes},
     host::{
-        ExecError, Http, HttpError, HttpRequest, HttpResponse,
+        Cmd, Exec, ExecError, Http, HttpError, HttpRequest, HttpResponse, Output,
+        exec::OnLine,
         fake::{Damage, failed, ok},
     },
-    model::secret::Secret,
+    model::{
+        fleet::{FleetLock, LockGroup},
+        secret::Secret,
+    },
 };
 
 fn install(name: &str) -> Change {
@@ -198,8 +202,51 @@ async fn stop_ends_the_retries_of_a_registry() {
     assert!(machine.fakes.clock.slept().is_empty());
 }
 
-/// A server that accepts connections but never responds.
+/// A server that accepts connections but never responds, and a command that never exits.
 struct Hangs;
+
+#[async_trait]
+impl Exec for Hangs {
+    async fn run(&self, _: &Cmd, _: &mut OnLine<'_>) -> Result<Output, ExecError> {
+        std::future::pending().await
+    }
+}
+
+/// A drain may last for days.
+#[tokio::test]
+async fn stop_ends_the_leave_command() {
+    let machine = TestMachine::new();
+    (machine.fakes.files).put_mode("/usr/bin/leave", "#!/bin/sh\n", 0o755);
+    let mut host = machine.host.clone();
+    host.exec = Arc::new(Hangs);
+    let stop = CancellationToken::new();
+    let applier = Applier::new(host, policy(), STATE.into()).stopped_by(stop.clone());
+    let command = vec!["/usr/bin/leave".to_owned()];
+    let change = Change::LeaveService {
+        leave: LeaveService {
+            why: String::new(),
+            continues: false,
+            lock: LockUse {
+                lock: FleetLock::None,
+                group: LockGroup::default(),
+            },
+            lock_seconds: 1,
+            method: LeaveMethod::Command {
+                leave: command.clone(),
+                r#return: command,
+            },
+            drain_seconds: 172_800,
+            evict_unmanaged: false,
+            delete_emptydir_data: false,
+            end_gpu_processes: true,
+        },
+    };
+    let undo = applier.capture(&change).await.unwrap();
+    let (ended, ()) = tokio::join!(applier.apply(&change, undo, &machine.sink), async {
+        stop.cancel();
+    });
+    assert_eq!(ended.unwrap_err().reason(), STOPPED);
+}
 
 #[async_trait]
 impl Http for Hangs {

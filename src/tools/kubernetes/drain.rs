@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fmt};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::kubectl::NOT_FOUND;
+use super::kubectl::{CONFLICT, NOT_FOUND};
 
 /// The annotation of a pod that the kubelet itself has created from a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";
@@ -121,7 +121,7 @@ pub enum Evicted {
     Accepted,
     /// The pod no longer exists.
     Gone,
-    /// A disruption budget does not permit it now, with the reason.
+    /// A disruption budget does not permit it now, or the pod was replaced by one with the same name, with the reason.
     Later(String),
     /// The request failed, with the reason.
     Failed(String),
@@ -141,7 +141,8 @@ pub fn result(succeeded: bool, stderr: &str) -> Evicted {
     };
     match last {
         _ if last.contains(NOT_FOUND) => Evicted::Gone,
-        _ if last.contains(TOO_MANY) => Evicted::Later(why()),
+        // After a conflict, the ID of the new pod is read again.
+        _ if last.contains(TOO_MANY) || last.contains(CONFLICT) => Evicted::Later(why()),
         _ => Evicted::Failed(last.to_owned()),
     }
 }
@@ -292,11 +293,13 @@ mod tests {
     #[test]
     fn eviction_results_are_told_apart() {
         let budget = "Error from server (TooManyRequests): Cannot evict pod as it would violate the pod's disruption budget.\n";
+        let conflict = "Error from server (Conflict): the UID in the precondition does not match\n";
         let forbidden = "Error from server (Forbidden): pods \"a\" is forbidden";
         for (succeeded, stderr, expected) in rows! {
             true, "", Evicted::Accepted;
             false, "Error from server (NotFound): pods \"a\" not found\n", Evicted::Gone;
             false, budget, Evicted::Later("Cannot evict pod as it would violate the pod's disruption budget.".to_owned());
+            false, conflict, Evicted::Later("the UID in the precondition does not match".to_owned());
             false, forbidden, Evicted::Failed(forbidden.to_owned());
             false, "", Evicted::Failed("no error message".to_owned());
         } {
