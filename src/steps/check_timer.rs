@@ -6,7 +6,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{CHECK_TIMER, messages, program};
+use super::{CHECK_TIMER, MIG_UNIT, messages, program};
 use crate::{
     change::Change,
     config::desired::{Desired, ReportsSpec},
@@ -116,6 +116,7 @@ fn service(program: &Utf8Path, spec: &ReportsSpec) -> String {
         include_str!("check_timer.service"),
         header = HEADER,
         timer = TIMER,
+        mig = MIG_UNIT,
         command = command,
     )
 }
