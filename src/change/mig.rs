@@ -338,8 +338,10 @@ async fn change(
     }
     let view = survey(hands).await?;
     // The mode of the other GPUs is in effect, so only their instances are missing.
-    let is_now = |wanted: &GpuLayout| !after_reboot.contains(&wanted.gpu);
-    for wanted in partition.gpus.iter().filter(|wanted| is_now(wanted)) {
+    for wanted in &partition.gpus {
+        if after_reboot.contains(&wanted.gpu) {
+            continue;
+        }
         let gpu = device(&view, wanted.gpu)?;
         if !wanted.layout.profiles().is_empty() && current(gpu)? != wanted.layout {
             create(hands, gpu, wanted, sink).await?;
@@ -347,7 +349,7 @@ async fn change(
     }
     let view = survey(hands).await?;
     let mut wrong = changed(partition, &view)?.into_iter();
-    match wrong.find(|(_, wanted)| is_now(wanted)) {
+    match wrong.find(|(_, wanted)| !after_reboot.contains(&wanted.gpu)) {
         None if after_reboot.is_empty() => Ok(Partitioned::Done),
         None => Ok(Partitioned::AfterReboot(after_reboot)),
         Some((gpu, wanted)) => Err(ChangeError::unreadable(

@@ -146,8 +146,8 @@ async fn programs(cx: &Cx<'_>) -> Result<Result<Vec<u32>, String>, StepError> {
     Ok(Ok(programs))
 }
 
-/// Whether a process is an MPS server, through which programs use the GPUs. Its name is truncated like that of the control daemon, so
-/// only the command line distinguishes them. Without a command line, it may be a server.
+/// Whether a process is an MPS server, through which programs use the GPUs. Its name is truncated like that of the control daemon,
+/// so only the command line distinguishes them. Without a command line, it may be a server.
 fn is_server(process: &Process) -> bool {
     process.is_called(SERVER)
         || process.command.is_none() && process.name.as_deref() == Some(SHORT_NAME)

@@ -119,23 +119,24 @@ fn view(devices: Vec<NvmlDevice>) -> Nvml {
     })
 }
 
+fn both(boards: &[Board; 2]) -> Nvml {
+    let [first, second] = boards;
+    view(vec![first.device(0, GPU), second.device(1, OTHER)])
+}
+
 /// Adds [`GPU`], [`OTHER`] and `nvidia-smi` to a machine. Only the second one can be reset.
 fn with_two_boards(machine: &TestMachine, boards: [Board; 2]) -> Arc<Mutex<[Board; 2]>> {
     let reset = format!("/sys/bus/pci/devices/{OTHER}/reset");
     machine.fakes.files.put(&reset, "");
-    let nvml = |boards: &[Board; 2]| {
-        let [first, second] = boards;
-        view(vec![first.device(0, GPU), second.device(1, OTHER)])
-    };
     let gpu: FakeGpu = machine.fakes.gpu.clone();
-    gpu.set(nvml(&boards));
+    gpu.set(both(&boards));
     let shared = Arc::new(Mutex::new(boards));
     let boards = Arc::clone(&shared);
     machine.fakes.exec.on("nvidia-smi", move |cmd, _| {
         let mut boards = boards.lock().unwrap();
         let index = usize::from(cmd.args.iter().any(|arg| arg == OTHER));
         let output = boards[index].run(cmd);
-        gpu.set(nvml(&boards));
+        gpu.set(both(&boards));
         output
     });
     shared
@@ -396,8 +397,8 @@ async fn short_use_of_a_gpu_does_not_block() {
     let machine = TestMachine::new();
     let board = with_board(&machine, Board::default());
     let (files, clock) = (&machine.fakes.files, &machine.fakes.clock);
-    files.put("/proc/77/comm", "nvidia-smi\n");
-    files.put("/proc/77/cmdline", "/usr/bin/nvidia-smi\0");
+    files.put("/proc/77/comm", "python3\n");
+    files.put("/proc/77/cmdline", "/usr/bin/python3\0");
     files.put_link("/proc/77/fd/9", "/dev/nvidia0");
     let ends = async {
         for _ in 0..10_000 {
@@ -427,10 +428,10 @@ async fn gpus_without_a_pending_mode_get_their_instances_before_the_reboot() {
         ..whole.clone()
     };
     let boards = with_two_boards(&machine, [whole, split]);
-    let gpus = [GPU, OTHER].map(|gpu| format!("{gpu}=1g.10gb*7").parse().expect("a layout"));
+    let layout_of = |gpu: &str| format!("{gpu}=1g.10gb*7").parse().expect("a layout");
     let change = Change::PartitionGpus {
         partition: Partition {
-            gpus: gpus.to_vec(),
+            gpus: vec![layout_of(GPU), layout_of(OTHER)],
             stop_units: Vec::new(),
             reset_with: Vec::new(),
         },
