@@ -5,14 +5,17 @@
 //! instances are created. Ampere needs the reset and stores the mode on the board. Hopper and later change the mode at once and
 //! lose it when the driver is unloaded. Source: NVIDIA/mig-parted v0.15.0, `cmd/nvidia-mig-parted/apply`, and the MIG user guide.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use super::{Applier, ChangeError, Reverted, Sink, Undo};
 use crate::{
+    error::one_line,
     host::{Cmd, ExecError, FilesError, Nvml, NvmlDevice, NvmlView},
-    mig::{Geometry, GpuLayout, Profile, is_split, is_split_next, layout_of, reset_file},
+    mig::{
+        Geometry, GpuLayout, Profile, is_split, is_split_next, layout_of, needs_reset, reset_file,
+    },
     model::{pci::PciAddress, text::shell_word},
     state::{ClientKind, ClientsOf, GpuClient, gpu_clients, in_use_by},
     tools::{nvidia_smi, systemctl},
@@ -77,6 +80,12 @@ pub enum Partitioned {
     AfterReboot(Vec<PciAddress>),
 }
 
+/// How long programs may use the GPUs before a change is refused. `nvidia-smi` and a running `check` use them for a moment.
+const USE_LIMIT: Duration = Duration::from_secs(15);
+
+/// The polling interval during this time.
+const USE_POLL: Duration = Duration::from_millis(500);
+
 impl Applier {
     /// Finds programs that would block the change, before the first change of a run. Without a loaded driver, there are none.
     pub(super) async fn dry_run_partition(&self, partition: &Partition) -> Result<(), ChangeError> {
@@ -87,16 +96,12 @@ impl Applier {
         for (gpu, wanted) in &gpus {
             placed(gpu, wanted)?;
         }
-        let mut found = match used_by(self, &gpus) {
-            // A plan without root permissions. The change itself lists the programs again.
-            Err(error) if error.is_denied() => return Ok(()),
-            found => found?,
-        };
-        found.retain(|client| {
-            let unit = client.unit.as_ref();
-            !unit.is_some_and(|unit| partition.stop_units.contains(unit))
-        });
-        refuse(&found)
+        let affected = affected(self, partition, &view, &gpus)?;
+        // A plan without root permissions. The change itself lists the programs again.
+        if matches!(clients_of(self, &affected), Err(error) if error.is_denied()) {
+            return Ok(());
+        }
+        await_unused(self, &affected, &partition.stop_units).await
     }
 
     pub(super) async fn capture_partition(
@@ -159,7 +164,7 @@ impl Applier {
                 ));
             }
         };
-        let (mut wanted, mut kept) = (Vec::new(), Vec::new());
+        let (mut wanted, mut kept, mut endings) = (Vec::new(), Vec::new(), Vec::new());
         for before in &undo.before {
             let Ok(gpu) = device(&view, before.gpu) else {
                 continue;
@@ -171,12 +176,13 @@ impl Applier {
             }
             // A reboot destroys all instances, and an interrupted change has created none.
             let is_ours = now.profiles().is_empty() || ours.is_some_and(|ours| ours.layout == now);
+            let has_parts = (before.layout.profiles().iter()).any(|one| one.compute.is_some());
             match is_ours {
+                true if has_parts => endings.push(not_restored(before)),
                 true => wanted.push(before.clone()),
                 false => kept.push(format!("{}={now}", before.gpu)),
             }
         }
-        let mut endings = Vec::new();
         if !kept.is_empty() {
             endings.push(Reverted::left(
                 format!("the MIG layout {}", kept.join(" ")),
@@ -203,6 +209,19 @@ impl Applier {
     }
 }
 
+/// The result for a GPU whose previous compute instances were smaller than their GPU instances. NVML does not report which of them
+/// shared a GPU instance.
+fn not_restored(before: &GpuLayout) -> Reverted {
+    let GpuLayout { gpu, layout } = before;
+    Reverted::left(
+        format!("the MIG layout of GPU {gpu}, which was `{layout}`"),
+        format!(
+            "compute instances that are smaller than their GPU instance are not restored; create them with \
+             `nvidia-smi mig -i {gpu} -cgi PROFILE` and `nvidia-smi mig -i {gpu} -cci PROFILE`"
+        ),
+    )
+}
+
 /// Sets the layouts of GPUs, and verifies the result. GPUs that already have their layout are not touched.
 ///
 /// # Errors
@@ -219,25 +238,37 @@ pub async fn partition(
     let mut stopped = Vec::new();
     let mut result = Ok(Partitioned::Done);
     for unit in &partition.stop_units {
-        match stop(hands, unit, sink).await {
-            Ok(true) => stopped.push(unit.clone()),
-            Ok(false) => {}
-            Err(error) => {
-                result = Err(error);
-                break;
+        let stopping = match is_running(hands, unit).await {
+            Ok(false) => continue,
+            Ok(true) => {
+                // Started again even if the stop times out, because the unit may stop later.
+                stopped.push(unit.clone());
+                stop(hands, unit, sink).await
             }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = stopping {
+            result = Err(error);
+            break;
         }
     }
     if result.is_ok() {
         result = change(hands, partition, &view, sink).await;
     }
     for unit in &stopped {
-        let started = start(hands, unit, sink).await;
-        if let (Err(error), true) = (started, result.is_ok()) {
-            result = Err(error);
+        if let Err(error) = start(hands, unit, sink).await {
+            match result {
+                Ok(_) => result = Err(error),
+                Err(_) => note_failure(sink, &error),
+            }
         }
     }
     result
+}
+
+/// Notes a failure that follows another one, which is the result.
+fn note_failure(sink: &dyn Sink, error: &ChangeError) {
+    sink.note(&format!("failed to {}", one_line(error)));
 }
 
 async fn is_running(hands: &Hands, unit: &str) -> Result<bool, ChangeError> {
@@ -252,14 +283,10 @@ async fn start(hands: &Hands, unit: &str, sink: &dyn Sink) -> Result<(), ChangeE
     hands.tool(&what, &cmd, sink).await.map(drop)
 }
 
-/// Stops a unit. Returns whether it was running.
-async fn stop(hands: &Hands, unit: &str, sink: &dyn Sink) -> Result<bool, ChangeError> {
-    if !is_running(hands, unit).await? {
-        return Ok(false);
-    }
+async fn stop(hands: &Hands, unit: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
     let what = format!("stop `{unit}`, which uses the GPUs");
-    (hands.tool(&what, &systemctl::act("stop", unit), sink).await)?;
-    Ok(true)
+    let cmd = systemctl::act("stop", unit);
+    hands.tool(&what, &cmd, sink).await.map(drop)
 }
 
 async fn change(
@@ -272,7 +299,8 @@ async fn change(
     for (gpu, wanted) in &gpus {
         placed(gpu, wanted)?;
     }
-    refuse(&used_by(hands, &gpus)?)?;
+    let affected = affected(hands, partition, view, &gpus)?;
+    await_unused(hands, &affected, &[]).await?;
     for (gpu, wanted) in &gpus {
         if is_split(gpu) {
             destroy(hands, wanted.gpu, sink).await?;
@@ -289,41 +317,42 @@ async fn change(
         }
     }
     let view = survey(hands).await?;
+    let mut after_reboot = Vec::new();
     let waiting = waiting(partition, &view)?;
     if let Some(first) = waiting.first() {
-        let mut together = partition.reset_with.clone();
-        for gpu in &waiting {
-            if !together.contains(gpu) {
-                together.push(*gpu);
+        let together = reset_together(partition, &waiting);
+        if let Some(gpu) = without_reset(hands, &together)? {
+            sink.note(&format!(
+                "GPU {gpu} cannot be reset on this machine, so its MIG mode changes at the next boot"
+            ));
+            after_reboot = waiting;
+        } else {
+            reset(hands, &together, &view, sink).await?;
+            if !self::waiting(partition, &survey(hands).await?)?.is_empty() {
+                return Err(ChangeError::unreadable(
+                    format!("change the MIG mode of GPU {first}"),
+                    "the mode is still pending after the reset",
+                )
+                .advice("run `systemctl reboot`, then `gpu-bootstrap install`"));
             }
-        }
-        for gpu in &together {
-            if !hands.host.files.exists(&reset_file(*gpu))? {
-                sink.note(&format!(
-                    "GPU {gpu} cannot be reset on this machine, so its MIG mode changes at the next boot"
-                ));
-                return Ok(Partitioned::AfterReboot(waiting));
-            }
-        }
-        reset(hands, &together, &view, sink).await?;
-        if !self::waiting(partition, &survey(hands).await?)?.is_empty() {
-            return Err(ChangeError::unreadable(
-                format!("change the MIG mode of GPU {first}"),
-                "the mode is still pending after the reset",
-            )
-            .advice("run `systemctl reboot`, then `gpu-bootstrap install`"));
         }
     }
     let view = survey(hands).await?;
+    // The mode of the other GPUs is in effect, so only their instances are missing.
     for wanted in &partition.gpus {
+        if after_reboot.contains(&wanted.gpu) {
+            continue;
+        }
         let gpu = device(&view, wanted.gpu)?;
         if !wanted.layout.profiles().is_empty() && current(gpu)? != wanted.layout {
             create(hands, gpu, wanted, sink).await?;
         }
     }
     let view = survey(hands).await?;
-    match changed(partition, &view)?.first() {
-        None => Ok(Partitioned::Done),
+    let mut wrong = changed(partition, &view)?.into_iter();
+    match wrong.find(|(_, wanted)| !after_reboot.contains(&wanted.gpu)) {
+        None if after_reboot.is_empty() => Ok(Partitioned::Done),
+        None => Ok(Partitioned::AfterReboot(after_reboot)),
         Some((gpu, wanted)) => Err(ChangeError::unreadable(
             format!("partition GPU {}", wanted.gpu),
             format!(
@@ -344,7 +373,9 @@ async fn create(
 ) -> Result<(), ChangeError> {
     let cmd = nvidia_smi::create_instances(wanted.gpu, &placed(gpu, wanted)?);
     if let Err(error) = hands.tool(&creation(wanted), &cmd, sink).await {
-        destroy(hands, wanted.gpu, sink).await?;
+        if let Err(second) = destroy(hands, wanted.gpu, sink).await {
+            note_failure(sink, &second);
+        }
         return Err(in_use(error));
     }
     Ok(())
@@ -364,7 +395,10 @@ fn placed(
     wanted: &GpuLayout,
 ) -> Result<Vec<(Profile, Option<u32>)>, ChangeError> {
     let profiles = wanted.layout.profiles();
-    let Some(geometry) = Geometry::of(None, gpu.mig_support.as_ref()) else {
+    let support = gpu.mig_support.as_ref();
+    let reported = Geometry::of(None, support);
+    // The PCI ID corrects numbers of instances that the driver reports.
+    let Some(geometry) = reported.and_then(|_| Geometry::of(gpu.pci_id, support)) else {
         return Ok(profiles.iter().map(|profile| (*profile, None)).collect());
     };
     let placed = geometry.place(profiles).map_err(|why| {
@@ -412,7 +446,7 @@ async fn reset(
     for gpu in gpus {
         devices.push(device(view, *gpu)?);
     }
-    refuse(&clients_of(hands, &devices)?)?;
+    await_unused(hands, &devices, &[]).await?;
     let what = "reset the GPUs, so that their MIG mode changes";
     let reset = hands.tool(what, &nvidia_smi::reset(gpus), sink).await;
     reset.map(drop).map_err(|error| {
@@ -500,12 +534,70 @@ fn waiting(partition: &Partition, view: &NvmlView) -> Result<Vec<PciAddress>, Ch
     Ok(found)
 }
 
-fn used_by(
+/// Returns the GPUs that are reset together so that the mode of these GPUs changes.
+fn reset_together(partition: &Partition, waiting: &[PciAddress]) -> Vec<PciAddress> {
+    let mut together = partition.reset_with.clone();
+    for gpu in waiting {
+        if !together.contains(gpu) {
+            together.push(*gpu);
+        }
+    }
+    together
+}
+
+/// Returns the first GPU that this machine cannot reset.
+fn without_reset(hands: &Hands, gpus: &[PciAddress]) -> Result<Option<PciAddress>, ChangeError> {
+    for gpu in gpus {
+        if !hands.host.files.exists(&reset_file(*gpu))? {
+            return Ok(Some(*gpu));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the GPUs that the change affects: those without their layout, and those that are reset together with them. Programs on
+/// the latter would otherwise stop the change after the instances were destroyed.
+fn affected<'v>(
     hands: &Hands,
-    gpus: &[(&NvmlDevice, &GpuLayout)],
-) -> Result<Vec<GpuClient>, FilesError> {
-    let devices: Vec<&NvmlDevice> = gpus.iter().map(|(gpu, _)| *gpu).collect();
-    clients_of(hands, &devices)
+    partition: &Partition,
+    view: &'v NvmlView,
+    changed: &[(&'v NvmlDevice, &GpuLayout)],
+) -> Result<Vec<&'v NvmlDevice>, ChangeError> {
+    let mut found: Vec<&NvmlDevice> = changed.iter().map(|(gpu, _)| *gpu).collect();
+    let resets: Vec<PciAddress> = (changed.iter())
+        .filter(|(gpu, wanted)| is_split(gpu) != wanted.layout.enabled && needs_reset(gpu))
+        .map(|(_, wanted)| wanted.gpu)
+        .collect();
+    let together = reset_together(partition, &resets);
+    if !resets.is_empty() && without_reset(hands, &together)?.is_none() {
+        for gpu in &partition.reset_with {
+            found.push(device(view, *gpu)?);
+        }
+    }
+    Ok(found)
+}
+
+/// Waits until no program uses the GPUs, except units that may be stopped.
+async fn await_unused(
+    hands: &Hands,
+    gpus: &[&NvmlDevice],
+    stop_units: &[String],
+) -> Result<(), ChangeError> {
+    let clock = &hands.host.clock;
+    let started = clock.monotonic();
+    loop {
+        let mut found = clients_of(hands, gpus)?;
+        found.retain(|client| {
+            let unit = client.unit.as_ref();
+            !unit.is_some_and(|unit| stop_units.contains(unit))
+        });
+        let waited = clock.monotonic().saturating_sub(started);
+        if found.is_empty() || waited >= USE_LIMIT {
+            return refuse(&found);
+        }
+        let what = "wait until no program uses the GPUs";
+        hands.pause_for(USE_POLL, what).await?;
+    }
 }
 
 /// Returns the programs that prevent a change of these GPUs.

@@ -80,6 +80,8 @@ const NEEDS: &[(&str, &[&str])] = &[
     ("runtime.podman", &["packages.lock"]),
     ("toolkit.packages", &["packages.lock"]),
     ("cluster.packages", &["packages.lock"]),
+    // Without a driver, the unit of the layout fails.
+    ("drv.mig.layout", &["pci.driver-bound", "driver.module"]),
     // A GPU without the configured layout may have no MIG devices.
     (
         "driver.mig",

@@ -4,7 +4,7 @@
 use crate::{
     check::{Family, Finding, Subject, Verdict},
     host::{Nvml, NvmlDevice},
-    mig::{self, MigStrategy},
+    mig::{self, LayoutRequest, MigStrategy, NamedLayout},
     model::{id::Id, text::counted},
     step::StepError,
     steps::MIG_UNIT,
@@ -23,7 +23,19 @@ pub(super) const FAMILY: Family = Family {
 struct MigState {
     gpus: Vec<NvmlDevice>,
     strategy: MigStrategy,
-    unit: Option<UnitState>,
+    /// The GPUs are configured to have no instances, for a tool that creates them: the layout `all-enabled`.
+    without_instances: bool,
+}
+
+/// Reports a failed unit, also if the driver is not loaded, which may be the cause.
+fn failed(unit: Option<&UnitState>) -> Option<Finding> {
+    unit.filter(|unit| unit.active == "failed")?;
+    let why = format!("`{MIG_UNIT}` failed, so the MIG layout may differ from the configured one");
+    let remedy = format!("run `journalctl --boot --unit={MIG_UNIT}`, then `gpu-bootstrap install`");
+    Some(Finding {
+        remedy: Some(remedy),
+        ..Finding::new(LAYOUT, Verdict::Fail, why)
+    })
 }
 
 fn decide(state: &MigState) -> Finding {
@@ -32,13 +44,6 @@ fn decide(state: &MigState) -> Finding {
         remedy: Some(remedy.to_owned()),
         ..finding(Verdict::Fail, why)
     };
-    let is_failed = (state.unit.as_ref()).is_some_and(|unit| unit.active == "failed");
-    if is_failed {
-        return fail(
-            format!("`{MIG_UNIT}` failed, so the MIG layout may differ from the configured one"),
-            &format!("run `journalctl --boot --unit={MIG_UNIT}`, then `gpu-bootstrap install`"),
-        );
-    }
     if !state.gpus.iter().any(mig::is_capable) {
         return finding(Verdict::Skip, "no GPU supports MIG".to_owned());
     }
@@ -62,6 +67,18 @@ fn decide(state: &MigState) -> Finding {
     let empty: Vec<&NvmlDevice> = (split.iter().copied())
         .filter(|gpu| gpu.mig_devices.is_empty())
         .collect();
+    if !empty.is_empty() && state.without_instances {
+        return Finding {
+            remedy: Some("create MIG devices (`nvidia-smi mig -cgi PROFILE -C`)".to_owned()),
+            ..finding(
+                Verdict::Warn,
+                format!(
+                    "in MIG mode without a MIG device, as configured: {}",
+                    names(&empty)
+                ),
+            )
+        };
+    }
     if !empty.is_empty() {
         return fail(
             format!(
@@ -105,6 +122,13 @@ fn decide(state: &MigState) -> Finding {
 }
 
 async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+    let unit = match subject.host.files().exists(&own_file(MIG_UNIT))? {
+        true => subject.state.unit(MIG_UNIT).await?,
+        false => None,
+    };
+    if let Some(finding) = failed(unit.as_ref()) {
+        return Ok(vec![finding]);
+    }
     if subject.state.loaded_driver()?.is_none() {
         let why = "no driver is loaded";
         return Ok(vec![Finding::new(LAYOUT, Verdict::Skip, why)]);
@@ -123,10 +147,9 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         strategy: (subject.desired).map_or(MigStrategy::None, |desired| {
             desired.device_plugin.mig_strategy
         }),
-        unit: match subject.host.files().exists(&own_file(MIG_UNIT))? {
-            true => subject.state.unit(MIG_UNIT).await?,
-            false => None,
-        },
+        without_instances: (subject.desired)
+            .and_then(|desired| desired.mig.as_ref())
+            .is_some_and(|spec| spec.layout == LayoutRequest::Named(NamedLayout::AllEnabled)),
         gpus,
     };
     Ok(vec![decide(&state)])
@@ -203,7 +226,7 @@ mod tests {
             let state = MigState {
                 gpus,
                 strategy,
-                unit: None,
+                without_instances: false,
             };
             let finding = decide(&state);
             assert_eq!(finding.status, verdict, "{}", finding.why);
@@ -223,8 +246,15 @@ mod tests {
             ..MigState::default()
         };
         assert_eq!(decide(&state).status, Verdict::Warn);
-        state.unit = Some(unit("enabled", "failed"));
+        // The configured layout `all-enabled`.
+        state.gpus = vec![gpu(0, Some(&[]))];
+        assert_eq!(decide(&state).status, Verdict::Fail);
+        state.without_instances = true;
         let finding = decide(&state);
+        assert_eq!(finding.status, Verdict::Warn);
+        assert!(finding.remedy.is_some_and(|remedy| remedy.contains("-cgi")));
+        assert!(failed(Some(&unit("enabled", "active"))).is_none());
+        let finding = failed(Some(&unit("enabled", "failed"))).expect("a finding");
         assert_eq!(finding.status, Verdict::Fail);
         assert!(finding.why.contains(MIG_UNIT), "{}", finding.why);
         let plain = NvmlDevice {

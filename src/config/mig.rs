@@ -11,6 +11,21 @@ use crate::{
     mig::LayoutRequest,
 };
 
+/// The types of systemd units. Source: systemd.unit(5).
+const UNIT_TYPES: [&str; 11] = [
+    "service",
+    "socket",
+    "device",
+    "mount",
+    "automount",
+    "swap",
+    "target",
+    "path",
+    "timer",
+    "slice",
+    "scope",
+];
+
 /// Resolves `[mig]`. `None` if no layout is configured.
 ///
 /// # Errors
@@ -61,9 +76,47 @@ pub(super) fn mig(
         )
         .into());
     }
-    let units = config.stop_units.iter().flatten();
-    Ok(Some(MigSpec {
-        layout,
-        stop_units: units.map(ToString::to_string).collect(),
-    }))
+    let mut stop_units = Vec::new();
+    for unit in config.stop_units.iter().flatten() {
+        let Some(name) = unit_name(unit.as_str()) else {
+            let why = format!("`{unit}` is not the name of a systemd unit");
+            let hint = "use a name such as `nvidia-dcgm.service`";
+            return Err(wrong("mig.stop-units", &why, hint).into());
+        };
+        stop_units.push(name);
+    }
+    Ok(Some(MigSpec { layout, stop_units }))
+}
+
+/// Returns the complete name of a unit. Like `systemctl`, adds `.service` to a name without a type. `None` if a character is not
+/// permitted in the names of units, systemd.unit(5); the backslash of escaped names is not supported.
+fn unit_name(text: &str) -> Option<String> {
+    let permitted = |c: char| c.is_ascii_alphanumeric() || ":_.@-".contains(c);
+    let kind = text.rsplit_once('.').map(|(_, kind)| kind);
+    match text.chars().all(permitted) {
+        true if kind.is_some_and(|kind| UNIT_TYPES.contains(&kind)) => Some(text.to_owned()),
+        true => Some(format!("{text}.service")),
+        false => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_units_are_completed() {
+        for (text, name) in [
+            ("nvidia-dcgm", Some("nvidia-dcgm.service")),
+            ("nvidia-dcgm.service", Some("nvidia-dcgm.service")),
+            ("dcgm@0", Some("dcgm@0.service")),
+            ("gpu.slice", Some("gpu.slice")),
+            ("a.b", Some("a.b.service")),
+            ("nvidia-*", None),
+            ("a/b", None),
+            ("$a", None),
+        ] {
+            assert_eq!(unit_name(text).as_deref(), name, "{text}");
+        }
+    }
 }

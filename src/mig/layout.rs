@@ -13,7 +13,7 @@ const MARKS: [&str; 5] = ["+me.all", "+gfx", "+me", "-me", ""];
 /// More instances than any GPU has, so that a count cannot allocate much memory.
 const MOST: usize = 64;
 
-/// The reason that a text is no layout.
+/// The reason that a text is not a layout.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not {what}")]
 pub struct LayoutError {

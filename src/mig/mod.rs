@@ -64,6 +64,16 @@ pub fn reset_file(gpu: PciAddress) -> Utf8PathBuf {
     format!("/sys/bus/pci/devices/{gpu}/reset").into()
 }
 
+/// The first compute capability whose MIG mode changes without a reset: Hopper. Source: the MIG user guide.
+const WITHOUT_RESET: u32 = 9;
+
+/// Whether a change of the MIG mode needs a reset of the GPU. `true` if its compute capability is unknown.
+pub fn needs_reset(gpu: &NvmlDevice) -> bool {
+    let capability = gpu.compute_capability.as_deref();
+    let major = capability.and_then(|text| text.split('.').next()?.parse::<u32>().ok());
+    major.is_none_or(|major| major < WITHOUT_RESET)
+}
+
 /// Returns the current layout of a GPU.
 ///
 /// # Errors

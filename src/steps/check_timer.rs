@@ -7,7 +7,7 @@
 use camino::Utf8Path;
 
 use super::{
-    CHECK_TIMER, messages, program,
+    CHECK_TIMER, MIG_UNIT, messages, program,
     timer::{Needed, TimerUnits},
 };
 use crate::{
@@ -90,6 +90,7 @@ fn service(program: &Utf8Path, spec: &ReportsSpec) -> String {
         include_str!("check_timer.service"),
         header = HEADER,
         timer = TIMER,
+        mig = MIG_UNIT,
         command = command,
     )
 }

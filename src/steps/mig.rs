@@ -24,7 +24,7 @@ use crate::{
     host::{ExecError, FilesError, Nvml, NvmlDevice, trusted::refuse_foreign},
     mig::{
         Geometry, GpuLayout, Layout, LayoutRequest, MigGpu, NoLayout, is_capable, is_split_next,
-        layout_of, reset_file,
+        layout_of, needs_reset, reset_file,
     },
     model::{pci::PciAddress, text::counted},
     step::{Assessment, Cx, Step, StepError},
@@ -38,16 +38,16 @@ use crate::{
 /// The unit that partitions the GPUs at each boot.
 pub const UNIT: &str = "gpu-bootstrap-mig.service";
 
-/// Units that use the GPUs and start at boot. A GPU in use cannot be partitioned. Source: NVIDIA/mig-parted,
-/// deployments/systemd/hooks.sh.
-const CLIENTS: [&str; 3] = [
+/// Units that use the GPUs and start at boot. A GPU in use cannot be partitioned. Sources: NVIDIA/mig-parted,
+/// deployments/systemd/hooks.sh; `nvidia-dcgm-exporter.service` is the unit of Azure's node images.
+const CLIENTS: [&str; 6] = [
     "nvidia-dcgm.service",
+    "dcgm.service",
     "dcgm-exporter.service",
+    "nvidia-dcgm-exporter.service",
     "nvsm.service",
+    "nvsm-core.service",
 ];
-
-/// The first compute capability whose MIG mode changes without a reset: Hopper. Source: the MIG user guide.
-const WITHOUT_RESET: u32 = 9;
 
 /// The `driver.mig` step.
 pub(super) fn step() -> Step {
@@ -75,6 +75,8 @@ struct MigState {
     silent: Option<String>,
     unit: Option<String>,
     enabled: bool,
+    /// The unit failed at boot.
+    failed: bool,
     /// The executable for the unit, or the reason that it must not be used.
     program: Result<Utf8PathBuf, String>,
 }
@@ -97,14 +99,10 @@ fn seen(cx: &Cx<'_>, devices: Option<&[NvmlDevice]>) -> Result<Vec<SeenGpu>, Ste
             .find(|device| device.pci_address == Some(address) && device.error.is_none());
         let support = device.and_then(|device| device.mig_support.as_ref());
         let geometry = Geometry::of(Some(fact.pci_id), support);
-        let capability = device.and_then(|device| {
-            let capability = device.compute_capability.as_deref()?;
-            capability.split('.').next()?.parse::<u32>().ok()
-        });
         found.push(SeenGpu {
             now: device
                 .map(|device| layout_of(device).map(|layout| (layout, is_split_next(device)))),
-            needs_reset: capability.is_none_or(|major| major < WITHOUT_RESET),
+            needs_reset: device.is_none_or(needs_reset),
             can_reset: cx.host.files().exists(&reset_file(address))?,
             gpu: MigGpu {
                 address,
@@ -151,6 +149,10 @@ async fn detect(cx: &Cx<'_>, spec: &MigSpec) -> Result<MigState, StepError> {
         loaded,
         silent,
         enabled: is_enabled(cx, UNIT)?,
+        failed: match &unit {
+            Some(_) => (cx.state.unit(UNIT).await?).is_some_and(|unit| unit.active == "failed"),
+            None => false,
+        },
         program: program::of_unit(cx, unit.as_deref())?,
         unit,
     })
@@ -284,6 +286,13 @@ fn decide(state: &MigState, desired: &Desired) -> Assessment {
         whys.push(format!("`{UNIT}` does not apply this layout at boot"));
         changes.extend(at_boot_changes);
     }
+    if state.failed {
+        // It finds the layout that this step has set, so it changes nothing and is no longer failed.
+        whys.push(format!("`{UNIT}` is failed"));
+        changes.push(Change::RestartUnit {
+            unit: UNIT.to_owned(),
+        });
+    }
     if changes.is_empty() {
         return Assessment::satisfied(format!(
             "{} with the configured MIG layout ({partition}), and `{UNIT}` applies it at boot",
@@ -406,6 +415,7 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
         silent: None,
         unit: None,
         enabled: false,
+        failed: false,
         program: Err("not inspected".to_owned()),
     };
     let state = match &cx.desired.mig {
@@ -457,6 +467,7 @@ mod tests {
             silent: None,
             unit: None,
             enabled: true,
+            failed: false,
             program: Ok("/usr/local/bin/gpu-bootstrap".into()),
         }
     }
@@ -505,6 +516,15 @@ mod tests {
         now.unit = Some(content.clone());
         now.gpus = vec![gpu("10de:20b0", "1g.5gb*2,2g.10gb,3g.20gb")];
         decide(&now, &want).expect_satisfied();
+        // The unit stays failed after the GPUs were repaired.
+        now.failed = true;
+        let (why, changes) = decide(&now, &want).expect_needs();
+        assert!(why.contains("is failed"), "{why}");
+        assert_eq!(kinds(&changes), ["restart-unit"]);
+        now.gpus = vec![gpu("10de:20b0", "disabled")];
+        let (_, changes) = decide(&now, &want).expect_needs();
+        assert_eq!(kinds(&changes), ["partition-gpus", "restart-unit"]);
+        now.failed = false;
         // After a boot without the unit, or after another program has changed the layout.
         for other in ["enabled", "1g.5gb*7", "disabled"] {
             now.gpus = vec![gpu("10de:20b0", other)];

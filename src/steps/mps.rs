@@ -21,7 +21,7 @@ use crate::{
     config::desired::{Desired, MpsDaemon, SharingSpec},
     error::one_line,
     facts::Facts,
-    host::{ComputeMode, ExecError, FileKind, Nvml, NvmlDevice, Query, Stat},
+    host::{ComputeMode, ExecError, FileKind, Nvml, NvmlDevice, Query, Stat, system::Process},
     mig,
     step::{Assessment, Cx, Step, StepError},
     tools::{
@@ -34,6 +34,12 @@ use crate::{
 
 /// The unit of the control daemon.
 pub const UNIT: &str = "gpu-bootstrap-mps.service";
+
+/// The program that executes the work of the programs. The control daemon starts it for the first of them.
+const SERVER: &str = "nvidia-cuda-mps-server";
+
+/// Its process name: Linux truncates names to 15 characters.
+const SHORT_NAME: &str = "nvidia-cuda-mps";
 
 /// The parent of the directories of `RuntimeDirectory=`.
 const RUN: &str = "/run/";
@@ -124,15 +130,27 @@ async fn ask(cx: &Cx<'_>, query: &Query) -> Result<Result<String, String>, StepE
         .map_err(|error| on_one_line(&one_line(&error))))
 }
 
-/// Returns the process IDs of the programs that use MPS. Empty if the daemon does not respond.
-async fn programs(cx: &Cx<'_>) -> Result<Vec<u32>, StepError> {
+/// Returns the process IDs of the programs that use MPS, or the reason that the daemon does not respond.
+async fn programs(cx: &Cx<'_>) -> Result<Result<Vec<u32>, String>, StepError> {
     let mut programs = Vec::new();
-    let servers = ask(cx, &mps::servers()).await?.unwrap_or_default();
+    let servers = match ask(cx, &mps::servers()).await? {
+        Ok(servers) => servers,
+        Err(why) => return Ok(Err(why)),
+    };
     for server in mps::parse_processes(&servers) {
-        let clients = ask(cx, &mps::clients(server)).await?.unwrap_or_default();
-        programs.extend(mps::parse_processes(&clients));
+        match ask(cx, &mps::clients(server)).await? {
+            Ok(clients) => programs.extend(mps::parse_processes(&clients)),
+            Err(why) => return Ok(Err(why)),
+        }
     }
-    Ok(programs)
+    Ok(Ok(programs))
+}
+
+/// Whether a process is an MPS server, through which programs use the GPUs. Its name is truncated like that of the control daemon,
+/// so only the command line distinguishes them. Without a command line, it may be a server.
+fn is_server(process: &Process) -> bool {
+    process.is_called(SERVER)
+        || process.command.is_none() && process.name.as_deref() == Some(SHORT_NAME)
 }
 
 async fn detect(cx: &Cx<'_>, daemon: MpsDaemon) -> Result<MpsState, StepError> {
@@ -370,6 +388,21 @@ fn in_use(programs: &[u32]) -> Option<Assessment> {
     })
 }
 
+/// Blocks a restart of a daemon that does not respond, if programs may use it.
+fn silent_in_use(why: &str) -> Assessment {
+    Assessment::BlockedNow {
+        why: format!(
+            "the MPS control daemon must be restarted, but does not report its programs ({why}); `{SERVER}` is running, and a \
+             restart would stop the programs that use it"
+        ),
+        hint: format!(
+            "stop the programs that use the GPUs, run `systemctl restart {}`, and run the command again",
+            UNIT.trim_end_matches(".service")
+        ),
+        retryable: None,
+    }
+}
+
 async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
     // On other machines, nothing is read, so that `check` is not unknown.
     if let Some(assessment) = not_required(cx.desired) {
@@ -386,10 +419,17 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
             .any(|change| matches!(change, Change::RestartUnit { .. })),
         _ => false,
     };
-    if restarts && let Some(blocked) = in_use(&programs(cx).await?) {
-        return Ok(blocked);
+    if !restarts {
+        return Ok(assessment);
     }
-    Ok(assessment)
+    let blocked = match programs(cx).await? {
+        Ok(programs) => in_use(&programs),
+        Err(why) if cx.host.system().processes()?.iter().any(is_server) => {
+            Some(silent_in_use(&why))
+        }
+        Err(_) => None,
+    };
+    Ok(blocked.unwrap_or(assessment))
 }
 
 #[cfg(test)]
@@ -622,5 +662,16 @@ mod tests {
         };
         assert!(why.ends_with("would stop 2 programs (41, 42)"), "{why}");
         assert!(hint.contains("`ps -p 41,42`"), "{hint}");
+        let process = |command: Option<&str>| Process {
+            pid: 40,
+            name: Some(SHORT_NAME.to_owned()),
+            command: command.map(str::to_owned),
+            uid: Some(0),
+        };
+        assert!(is_server(&process(Some("/usr/bin/nvidia-cuda-mps-server"))));
+        assert!(is_server(&process(None)));
+        assert!(!is_server(&process(Some(
+            "/usr/bin/nvidia-cuda-mps-control -d"
+        ))));
     }
 }

@@ -14,6 +14,9 @@ use crate::{
 
 const GPU: &str = "0000:18:00.0";
 
+/// The second GPU of a machine.
+const OTHER: &str = "0000:2a:00.0";
+
 /// The GPU of a machine.
 #[derive(Debug, Clone, Default)]
 struct Board {
@@ -28,6 +31,10 @@ struct Board {
 
 impl Board {
     fn nvml(&self) -> Nvml {
+        view(vec![self.device(0, GPU)])
+    }
+
+    fn device(&self, index: u32, address: &str) -> NvmlDevice {
         let placements = |starts: &[u32], size| {
             let placement = |start: &u32| MigPlacement {
                 start: *start,
@@ -46,35 +53,31 @@ impl Board {
             profile: name.split(':').next().map(str::to_owned),
             share: None,
         };
-        Nvml::Ready(NvmlView {
-            driver_version: "580.178.04".to_owned(),
-            cuda_version: None,
-            devices: vec![NvmlDevice {
-                index: 0,
-                uuid: Some("GPU-0".to_owned()),
-                name: None,
-                pci_address: GPU.parse().ok(),
-                pci_id: None,
-                minor: Some(0),
-                memory_bytes: None,
-                compute_capability: None,
-                persistence: None,
-                mig: Some(self.current),
-                mig_devices: (0..).zip(&self.instances).map(device).collect(),
-                compute_mode: None,
-                mig_support: Some(MigSupport {
-                    pending: self.pending,
-                    profiles: vec![
-                        profile("1g.10gb", 7, placements(&[0, 1, 2, 3, 4, 5, 6], 1)),
-                        profile("2g.20gb", 3, placements(&[0, 2, 4], 2)),
-                        profile("3g.40gb", 2, placements(&[0, 4], 4)),
-                    ],
-                }),
-                fabric: None,
-                health: None,
-                error: None,
-            }],
-        })
+        NvmlDevice {
+            index,
+            uuid: Some(format!("GPU-{index}")),
+            name: None,
+            pci_address: address.parse().ok(),
+            pci_id: None,
+            minor: Some(index),
+            memory_bytes: None,
+            compute_capability: None,
+            persistence: None,
+            mig: Some(self.current),
+            mig_devices: (0..).zip(&self.instances).map(device).collect(),
+            compute_mode: None,
+            mig_support: Some(MigSupport {
+                pending: self.pending,
+                profiles: vec![
+                    profile("1g.10gb", 7, placements(&[0, 1, 2, 3, 4, 5, 6], 1)),
+                    profile("2g.20gb", 3, placements(&[0, 2, 4], 2)),
+                    profile("3g.40gb", 2, placements(&[0, 4], 4)),
+                ],
+            }),
+            fabric: None,
+            health: None,
+            error: None,
+        }
     }
 
     fn run(&mut self, cmd: &Cmd) -> Output {
@@ -84,18 +87,18 @@ impl Board {
         }
         let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
         match args[..] {
-            ["-i", GPU, "-mig", mode] => {
+            ["-i", _, "-mig", mode] => {
                 self.pending = mode == "1";
                 if !self.ampere {
                     self.current = self.pending;
                 }
             }
-            ["mig", "-i", GPU, "-dci" | "-dgi"] if self.instances.is_empty() => {
+            ["mig", "-i", _, "-dci" | "-dgi"] if self.instances.is_empty() => {
                 return failed(6, "No GPU instances found: Not Found\n");
             }
-            ["mig", "-i", GPU, "-dci"] => {}
-            ["mig", "-i", GPU, "-dgi"] => self.instances.clear(),
-            ["mig", "-i", GPU, "-cgi", names, "-C"] => {
+            ["mig", "-i", _, "-dci"] => {}
+            ["mig", "-i", _, "-dgi"] => self.instances.clear(),
+            ["mig", "-i", _, "-cgi", names, "-C"] => {
                 self.instances = names.split(',').map(str::to_owned).collect();
             }
             ["-r", "-i", GPU] => {
@@ -106,6 +109,37 @@ impl Board {
         }
         ok("")
     }
+}
+
+fn view(devices: Vec<NvmlDevice>) -> Nvml {
+    Nvml::Ready(NvmlView {
+        driver_version: "580.178.04".to_owned(),
+        cuda_version: None,
+        devices,
+    })
+}
+
+fn both(boards: &[Board; 2]) -> Nvml {
+    let [first, second] = boards;
+    view(vec![first.device(0, GPU), second.device(1, OTHER)])
+}
+
+/// Adds [`GPU`], [`OTHER`] and `nvidia-smi` to a machine. Only the second one can be reset.
+fn with_two_boards(machine: &TestMachine, boards: [Board; 2]) -> Arc<Mutex<[Board; 2]>> {
+    let reset = format!("/sys/bus/pci/devices/{OTHER}/reset");
+    machine.fakes.files.put(&reset, "");
+    let gpu: FakeGpu = machine.fakes.gpu.clone();
+    gpu.set(both(&boards));
+    let shared = Arc::new(Mutex::new(boards));
+    let boards = Arc::clone(&shared);
+    machine.fakes.exec.on("nvidia-smi", move |cmd, _| {
+        let mut boards = boards.lock().unwrap();
+        let index = usize::from(cmd.args.iter().any(|arg| arg == OTHER));
+        let output = boards[index].run(cmd);
+        gpu.set(both(&boards));
+        output
+    });
+    shared
 }
 
 /// Adds the GPU and `nvidia-smi` to a machine.
@@ -356,4 +390,124 @@ async fn failed_creation_leaves_no_instances() {
         .unwrap_err();
     assert_eq!(error.reason, "mig-layout");
     assert!(commands(&machine).is_empty());
+}
+
+#[tokio::test]
+async fn short_use_of_a_gpu_does_not_block() {
+    let machine = TestMachine::new();
+    let board = with_board(&machine, Board::default());
+    let (files, clock) = (&machine.fakes.files, &machine.fakes.clock);
+    files.put("/proc/77/comm", "python3\n");
+    files.put("/proc/77/cmdline", "/usr/bin/python3\0");
+    files.put_link("/proc/77/fd/9", "/dev/nvidia0");
+    let ends = async {
+        for _ in 0..10_000 {
+            if !clock.slept().is_empty() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        files.take("/proc/77");
+    };
+    let change = layout("1g.10gb*7");
+    let (result, ()) = tokio::join!(machine.apply(&change), ends);
+    result.unwrap();
+    assert_eq!(board.lock().unwrap().instances.len(), 7);
+}
+
+#[tokio::test]
+async fn gpus_without_a_pending_mode_get_their_instances_before_the_reboot() {
+    let machine = TestMachine::new();
+    let whole = Board {
+        ampere: true,
+        ..Board::default()
+    };
+    let split = Board {
+        current: true,
+        pending: true,
+        ..whole.clone()
+    };
+    let boards = with_two_boards(&machine, [whole, split]);
+    let layout_of = |gpu: &str| format!("{gpu}=1g.10gb*7").parse().expect("a layout");
+    let change = Change::PartitionGpus {
+        partition: Partition {
+            gpus: vec![layout_of(GPU), layout_of(OTHER)],
+            stop_units: Vec::new(),
+            reset_with: Vec::new(),
+        },
+    };
+    machine.apply(&change).await.unwrap();
+    let [first, second] = boards.lock().unwrap().clone();
+    assert!(first.pending && !first.current, "{first:?}");
+    assert_eq!(second.instances.len(), 7);
+    assert!(machine.sink.text().contains("at the next boot"));
+}
+
+#[tokio::test]
+async fn client_of_a_gpu_that_is_reset_as_well_blocks_before_the_first_change() {
+    let machine = TestMachine::new();
+    let split = Board {
+        ampere: true,
+        current: true,
+        pending: true,
+        instances: vec!["3g.40gb".to_owned()],
+        ..Board::default()
+    };
+    with_two_boards(&machine, [split, Board::default()]);
+    let files = &machine.fakes.files;
+    files.put(&format!("/sys/bus/pci/devices/{GPU}/reset"), "");
+    files.put("/proc/77/comm", "python3\n");
+    files.put("/proc/77/cmdline", "/usr/bin/python3\0");
+    files.put_link("/proc/77/fd/9", "/dev/nvidia1");
+    let change = Change::PartitionGpus {
+        partition: Partition {
+            gpus: vec![format!("{GPU}=disabled").parse().expect("a layout")],
+            stop_units: Vec::new(),
+            reset_with: vec![OTHER.parse().expect("an address")],
+        },
+    };
+    let error = machine.apply(&change).await.unwrap_err();
+    assert!(error.what.contains("python3 (process 77)"), "{error}");
+    assert!(commands(&machine).is_empty());
+}
+
+#[tokio::test]
+async fn smaller_compute_instances_are_not_restored() {
+    let machine = TestMachine::new();
+    let before = Board {
+        current: true,
+        pending: true,
+        instances: vec!["1c.3g.40gb".to_owned()],
+        ..Board::default()
+    };
+    let board = with_board(&machine, before);
+    let undo = machine.apply(&layout("1g.10gb*7")).await.unwrap();
+    let Reverted::Left { what, why } = machine.revert(&undo).await else {
+        panic!("restored");
+    };
+    assert!(what.contains("`1c.3g.40gb`"), "{what}");
+    assert!(why.contains("-cci"), "{why}");
+    assert_eq!(board.lock().unwrap().instances.len(), 7);
+}
+
+#[tokio::test]
+async fn first_error_is_reported_and_units_are_started_again() {
+    let machine = TestMachine::new();
+    // The creation fails, and so does its cleanup.
+    let board = Board {
+        fails: Some("mig -i"),
+        ..Board::default()
+    };
+    with_board(&machine, board);
+    let unit = "nvidia-dcgm.service";
+    machine.units.put(unit, "enabled", "active");
+    let error = machine.apply(&layout("1g.10gb*7")).await.unwrap_err();
+    assert!(error.what.contains("create MIG instances"), "{error}");
+    let text = machine.sink.text();
+    assert!(
+        text.contains("failed to destroy the MIG instances"),
+        "{text}"
+    );
+    let units = machine.units.all();
+    assert_eq!(units.get(unit).map(|(_, active)| &**active), Some("active"));
 }
