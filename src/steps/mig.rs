@@ -287,10 +287,12 @@ fn decide(state: &MigState, desired: &Desired) -> Assessment {
         changes.extend(at_boot_changes);
     }
     if state.failed {
-        // It finds the layout that this step has set, so it changes nothing and is no longer failed.
+        // It finds the layout that this step has set, so it changes nothing and is no longer failed. Not a restart, whose undo
+        // would start the unit again and partition the GPUs.
         whys.push(format!("`{UNIT}` is failed"));
-        changes.push(Change::RestartUnit {
+        changes.push(Change::EnableUnit {
             unit: UNIT.to_owned(),
+            start: true,
         });
     }
     if changes.is_empty() {
@@ -520,10 +522,10 @@ mod tests {
         now.failed = true;
         let (why, changes) = decide(&now, &want).expect_needs();
         assert!(why.contains("is failed"), "{why}");
-        assert_eq!(kinds(&changes), ["restart-unit"]);
+        assert_eq!(kinds(&changes), ["enable-unit"]);
         now.gpus = vec![gpu("10de:20b0", "disabled")];
         let (_, changes) = decide(&now, &want).expect_needs();
-        assert_eq!(kinds(&changes), ["partition-gpus", "restart-unit"]);
+        assert_eq!(kinds(&changes), ["partition-gpus", "enable-unit"]);
         now.failed = false;
         // After a boot without the unit, or after another program has changed the layout.
         for other in ["enabled", "1g.5gb*7", "disabled"] {

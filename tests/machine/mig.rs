@@ -239,6 +239,10 @@ pub fn start_unit(files: &FakeFiles, state: &State) -> Result<String, String> {
             continue;
         };
         let address = gpu.to_string();
+        let now = read(files, &address);
+        if now.current && layout == Layout::with(now.profiles) {
+            continue;
+        }
         if layout.enabled && !read(files, &address).current {
             let output = set_mode(files, &address, true);
             if !output.ok() {
