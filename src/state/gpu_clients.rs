@@ -16,12 +16,14 @@ const DEVICES: &str = "/dev/nvidia";
 /// Programs that do not work on the GPUs. The file name of the executable decides, because every user can choose the name and the
 /// arguments of a process. Sources: NVIDIA's daemons; NVIDIA/k8s-device-plugin, `cmd`; NVIDIA/mig-parted,
 /// deployments/systemd/hooks.sh, which does not stop the daemons of the driver.
-const PROGRAMS: [(&str, ClientKind); 10] = [
+const PROGRAMS: [(&str, ClientKind); 12] = [
     ("dcgm-exporter", ClientKind::Management),
     ("gpu-bootstrap", ClientKind::Management),
     ("gpu-feature-discovery", ClientKind::Management),
     ("nv-fabricmanager", ClientKind::DriverDaemon),
     ("nv-hostengine", ClientKind::Management),
+    ("nvidia-cuda-mps-control", ClientKind::Management),
+    ("nvidia-cuda-mps-server", ClientKind::Management),
     ("nvidia-device-plugin", ClientKind::Management),
     ("nvidia-imex", ClientKind::Management),
     ("nvidia-persistenced", ClientKind::DriverDaemon),
