@@ -8,7 +8,6 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{
     EngineError, Tools,
     ledger::Ledger,
-    maintenance::is_of_maintenance,
     persist,
     retry::UNATTENDED_DEADLINE,
     units::{self, quoted},
@@ -243,7 +242,7 @@ pub(super) fn turn(applied: &AppliedChange) -> u8 {
         Change::WriteFile { path, .. } if path.file_name() == Some(UNIT) => 0,
         Change::EnableUnit { unit, .. } if unit == UNIT => 0,
         _ if is_of_unit(applied) || applied.steps == [CHECK_TIMER] => 1,
-        _ if is_of_maintenance(applied) => 3,
+        Change::LeaveService { .. } => 3,
         _ => 2,
     }
 }
