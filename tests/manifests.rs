@@ -440,7 +440,7 @@ fn edited_and_foreign_files_are_not_overwritten() {
         let error = error.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(error.contains(part), "{error}");
     }
-    // Nothing was written, also not the files that differ from the settings.
+    // No file was written, also not the files that differ from the settings.
     let after = written.texts();
     assert_eq!(
         after["30-device-plugin.yaml"],

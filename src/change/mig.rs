@@ -59,7 +59,7 @@ pub struct RestoreMig {
 }
 
 impl RestoreMig {
-    /// Merges the undo with that of the preceding change: the older state is restored.
+    /// Merges the undo with the undo of the preceding change: the older state is restored.
     pub(super) fn merged_with(&self, older: &Self) -> Self {
         let has = |all: &[GpuLayout], one: &GpuLayout| all.iter().any(|other| other.gpu == one.gpu);
         let mut merged = self.clone();

@@ -1,5 +1,5 @@
-//! `manifests`: writes Kubernetes manifests for the settings of a node, from the templates in `manifests/`. They need no
-//! cluster, and nothing is created in one.
+//! `manifests`: writes Kubernetes manifests for the settings of a node, from the templates in `manifests/`. It needs no
+//! cluster, and creates no objects in one.
 
 mod values;
 
@@ -212,7 +212,7 @@ fn kept(content: &[u8]) -> Option<&'static str> {
 /// Returns the paths of the files that are missing or differ.
 ///
 /// # Errors
-/// If one of them must not be overwritten. Nothing was written then.
+/// If one of them must not be overwritten. No file is written then.
 fn to_write<'f>(
     host: &Host,
     env: &Env,

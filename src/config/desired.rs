@@ -225,8 +225,8 @@ pub struct LockedPackages {
     pub digest: String,
     /// The only permitted version of each package.
     pub versions: BTreeMap<String, String>,
-    /// Shell patterns for names of packages that may have any version, because they belong to another kernel than that of the
-    /// lock file.
+    /// Shell patterns for names of packages that may have any version, because they belong to another kernel than the lock
+    /// file.
     pub free: Vec<String>,
     /// The machine requires all selected packages of the lock file. If not, such as on a node without a GPU, it does not need all
     /// dependencies either.

@@ -198,7 +198,7 @@ mod tests {
         } {
             run(&fakes, pid, exe, cgroup, opened);
         }
-        // Its name is that of a daemon, but not its executable.
+        // Its name is the name of a daemon, but its executable is another program.
         fakes.files.put("/proc/60/comm", "nvidia-persiste\n");
         // It has exited, except for its entry in the list.
         fakes.files.put("/proc/80/comm", "gone\n");

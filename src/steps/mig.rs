@@ -39,7 +39,7 @@ use crate::{
 pub const UNIT: &str = "gpu-bootstrap-mig.service";
 
 /// Units that use the GPUs and start at boot. A GPU in use cannot be partitioned. Sources: NVIDIA/mig-parted,
-/// deployments/systemd/hooks.sh; `nvidia-dcgm-exporter.service` is the unit of Azure's node images.
+/// deployments/systemd/hooks.sh; `nvidia-dcgm-exporter.service` is the unit of AKS node images.
 const CLIENTS: [&str; 6] = [
     "nvidia-dcgm.service",
     "dcgm.service",

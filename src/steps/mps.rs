@@ -146,7 +146,7 @@ async fn programs(cx: &Cx<'_>) -> Result<Result<Vec<u32>, String>, StepError> {
     Ok(Ok(programs))
 }
 
-/// Whether a process is an MPS server, through which programs use the GPUs. Its name is truncated like that of the control daemon,
+/// Whether a process is an MPS server, through which programs use the GPUs. Its name is truncated like the name of the control daemon,
 /// so only the command line distinguishes them. Without a command line, it may be a server.
 fn is_server(process: &Process) -> bool {
     process.is_called(SERVER)
@@ -404,7 +404,7 @@ fn silent_in_use(why: &str) -> Assessment {
 }
 
 async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
-    // On other machines, nothing is read, so that `check` is not unknown.
+    // On other machines, no file is read, so that `check` is not unknown.
     if let Some(assessment) = not_required(cx.desired) {
         return Ok(assessment);
     }

@@ -194,7 +194,7 @@ async fn layout_is_set_and_restored() {
         if ampere {
             expected.push("-r -i 0000:18:00.0");
         }
-        // The positions are those of an order that fits.
+        // The positions belong to an order that fits.
         expected.push("mig -i 0000:18:00.0 -cgi 3g.40gb:4,2g.20gb:0,1g.10gb:2,1g.10gb:3 -C");
         assert_eq!(commands(&machine), expected);
         let again = machine.apply(&layout("3g.40gb,2g.20gb,1g.10gb*2")).await;

@@ -96,7 +96,7 @@ pub fn prometheus(
     )?;
     metric(
         "maintenance",
-        "1 if an upgrade has taken the node out of service, also after it failed.",
+        "1 from the request of the fleet lock by an upgrade until the node returns to service, also after a failure.",
         one(node.maintenance.map(flag)),
     )?;
     metric(
