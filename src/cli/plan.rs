@@ -70,8 +70,11 @@ pub(super) async fn show(
             print::json(&mut console.out, &document)?;
         }
         OutputFormat::Human => {
+            // `plan` needs no privileges, `install` does.
+            let sudo = if env.root { "" } else { "sudo " };
+            let command = format!("{sudo}{command}");
             print::show(&mut console.out, |to| {
-                human::plan(to, &report, (driver.as_ref(), &reasons), command, style)
+                human::plan(to, &report, (driver.as_ref(), &reasons), &command, style)
             })?;
         }
     }

@@ -7,14 +7,13 @@ use clap::{
 use strsim::damerau_levenshtein;
 
 /// Command names of other programs, with ours.
-const COMMANDS: [(&str, &str); 9] = [
+const COMMANDS: [(&str, &str); 8] = [
     ("apply", "gpu-bootstrap install"),
     ("detect", "gpu-bootstrap facts"),
     ("diff", "gpu-bootstrap plan"),
     ("doctor", "gpu-bootstrap check"),
     ("dry-run", "gpu-bootstrap plan"),
     ("remove", "gpu-bootstrap uninstall"),
-    ("upgrade", "gpu-bootstrap install"),
     ("validate", "gpu-bootstrap check --validate"),
     ("version", "gpu-bootstrap --version"),
 ];
