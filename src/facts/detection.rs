@@ -73,13 +73,8 @@ pub(crate) struct OwnerRow {
     /// Kernel modules. One loaded module is sufficient.
     #[serde(default)]
     pub modules: Vec<String>,
-    /// The other software also runs the fabric manager, so a missing package or unit on the host is not
-    /// evidence that the fabric manager is missing.
-    #[serde(default)]
-    pub fabric_manager: bool,
-    /// Containers can only access the GPU through NVIDIA's container runtime or CDI.
-    #[serde(default)]
-    pub container_runtime: bool,
+    #[serde(flatten)]
+    pub provides: Provides,
     /// A file that must also exist.
     #[serde(default)]
     pub and_file: Option<String>,
@@ -88,6 +83,24 @@ pub(crate) struct OwnerRow {
     pub on_host: bool,
     pub why: String,
     pub remedy: String,
+}
+
+/// What the owner of a driver also provides.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+pub struct Provides {
+    /// The other software also runs the fabric manager, so a missing package or unit on the host is not
+    /// evidence that the fabric manager is missing.
+    pub fabric_manager: bool,
+    /// Containers can only access the GPU through NVIDIA's container runtime or CDI.
+    pub container_runtime: bool,
+}
+
+impl Provides {
+    /// Whether it creates the device nodes.
+    pub const fn device_nodes(self) -> bool {
+        self.fabric_manager || self.container_runtime
+    }
 }
 
 /// The root directory of a driver outside the linker's search path.
