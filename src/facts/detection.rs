@@ -50,6 +50,7 @@ pub(crate) struct Detection {
     /// Operating system IDs without a profile, by package manager.
     pub package_managers: BTreeMap<Manager, Vec<String>>,
     pub virtualization: Virtualization,
+    pub containers: Containers,
     pub driver_packages: DriverPackagePatterns,
     pub vendor: Vendor,
     pub runfile: Runfile,
@@ -117,6 +118,17 @@ pub(crate) struct Virtualization {
     pub rows: Vec<(String, String)>,
     /// Hypervisors whose DMI values are the same on bare metal. There, the product name contains `.metal`.
     pub also_metal: Vec<String>,
+}
+
+/// Container managers, as in `systemd-detect-virt`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Containers {
+    /// Paths that exist only in containers, with the container manager.
+    pub marks: Vec<(String, String)>,
+    /// Managers of containers with a single application, without an operating system that could be prepared.
+    pub applications: Vec<String>,
+    /// Managers of containers with a complete operating system.
+    pub systems: Vec<String>,
 }
 
 /// Patterns of driver packages. The first pattern of `names` with an installed package determines the

@@ -412,7 +412,7 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
 mod tests {
     use super::*;
     use crate::{
-        config::desired::{DevicePluginSpec, SharingMethod},
+        config::desired::{DevicePluginSpec, SharingMethod, SharingSpec},
         steps::fixtures::{self, desired, facts, nvml_device},
     };
 
