@@ -13,7 +13,7 @@ use crate::{
     model::{id::Id, text::shell_word},
     runtimes::Daemon,
     step::StepError,
-    steps::{PACKAGED, STARTING_UNITS, USUAL, builds_start, program_in},
+    steps::{PACKAGED, STARTING_UNITS, USUAL, override_starts, program_in},
     tools::systemctl::own_file,
 };
 
@@ -64,8 +64,8 @@ fn starts(files: &dyn ReadFiles) -> Result<Vec<Start>, FilesError> {
         let text = files.read_lossy(&file)?.unwrap_or_default();
         found.extend(program_in(&text, prefix).map(|program| Start { file, program }));
     }
-    let of_builds = builds_start(files)?.into_iter();
-    found.extend(of_builds.map(|(file, program)| Start { file, program }));
+    let overrides = override_starts(files)?.into_iter();
+    found.extend(overrides.map(|(file, program)| Start { file, program }));
     Ok(found)
 }
 

@@ -86,7 +86,7 @@ pub(crate) struct OwnerRow {
     pub remedy: String,
 }
 
-/// What the owner of a driver also provides.
+/// The other parts that the owner of a driver provides.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub struct Provides {

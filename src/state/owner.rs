@@ -18,7 +18,7 @@ pub struct Owner {
     pub name: &'static str,
     /// The evidence that was found.
     pub evidence: String,
-    /// What it also provides.
+    /// The other parts that it provides.
     pub provides: Provides,
     /// The driver is on the library path of the host.
     pub on_host: bool,

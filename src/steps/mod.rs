@@ -52,7 +52,7 @@ pub use kernels::resolve;
 pub use lock::lock_status;
 pub use mig::UNIT as MIG_UNIT;
 pub use module::AFTER_MODULES;
-pub(crate) use prebuilt::starts as builds_start;
+pub(crate) use prebuilt::override_starts;
 pub(crate) use program::{PACKAGED, USUAL, program_in};
 
 use crate::{

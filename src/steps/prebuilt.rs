@@ -28,7 +28,9 @@ pub(super) fn step() -> Step {
 ///
 /// # Errors
 /// If a file cannot be read.
-pub(crate) fn starts(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, Utf8PathBuf)>, FilesError> {
+pub(crate) fn override_starts(
+    files: &dyn ReadFiles,
+) -> Result<Vec<(Utf8PathBuf, Utf8PathBuf)>, FilesError> {
     let mut found = Vec::new();
     for name in files.list(dkms::OVERRIDES.into())? {
         if !name.ends_with(".conf") {
