@@ -12,7 +12,11 @@ use serde::{Deserialize, Serialize};
 use crate::{
     host::NvmlDevice,
     mig::{self, MigStrategy},
-    tools::{kubernetes::kubectl::GPUS, mps},
+    model::fault::Fault,
+    tools::{
+        kubernetes::kubectl::{GPUS, MIG_DEVICES},
+        mps,
+    },
 };
 
 /// The directory of [`PATH`].
@@ -25,11 +29,35 @@ pub const PATH: &str = "/etc/nvidia-device-plugin/gpu-bootstrap.yaml";
 /// GPUs. Source: kubernetes-sigs/dra-driver-nvidia-gpu, `DriverPluginPath`.
 pub const DRA_DRIVER: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com";
 
+/// The warning about resources that were computed without the machine.
+pub const PARTS_UNKNOWN: &str =
+    "MIG devices are unknown without the machine, so the quotas count whole GPUs";
+
+/// When the device plugin offers the partitions of GPUs as whole GPUs.
+pub const UNIFORM_PARTS: &str =
+    "With `cluster.mig-strategy = \"single\"`, all GPUs need the same MIG devices.";
+
 /// The longest name of a resource, with its domain. Source: `MaxResourceNameLength`.
 pub const LONGEST_NAME: usize = 63;
 
 /// The suffix of a shared resource that is renamed. Source: `DefaultSharedResourceNameSuffix`.
 const RENAMED: &str = ".shared";
+
+/// The names of resources that the device plugin offers, for messages.
+pub const RESOURCE: &str = "`nvidia.com/gpu`, or a MIG resource such as `nvidia.com/mig-1g.10gb` or `nvidia.com/mig-1g.10gb.me`";
+
+/// The regular expression of [`is_resource`].
+pub const RESOURCE_PATTERN: &str = "^nvidia\\.com/(gpu|mig-[a-z0-9]([a-z0-9.-]*[a-z0-9])?)$";
+
+/// Whether it is the name of a resource that the device plugin offers. Kubernetes requires lower-case letters after the domain.
+pub fn is_resource(name: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+    let outer = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    name == GPUS
+        || (name.strip_prefix(MIG_DEVICES)).is_some_and(|profile| {
+            profile.starts_with(outer) && profile.ends_with(outer) && profile.chars().all(inner)
+        })
+}
 
 /// How several pods share a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -108,6 +136,29 @@ impl SharingSpec {
         }
     }
 
+    /// Returns the reason that MPS cannot share one of the GPUs, and the remedy. `None` if it can share all of them.
+    pub fn unsupported_by_mps(&self, devices: &[NvmlDevice]) -> Option<Fault> {
+        let otherwise = "set `sharing.method = \"time-slicing\"`";
+        if let Some(gpu) = devices.iter().find(|gpu| mig::is_split(gpu)) {
+            let index = gpu.index;
+            return Some(Fault::new(
+                format!(
+                    "GPU {index} is in MIG mode, and the device plugin does not support MPS on MIG devices"
+                ),
+                format!("run `nvidia-smi -i {index} -mig 0`, or {otherwise}"),
+            ));
+        }
+        let replicas = self.replicas;
+        let gpu = (devices.iter()).find(|gpu| mps::most_clients(gpu) < replicas)?;
+        let (index, most) = (gpu.index, mps::most_clients(gpu));
+        Some(Fault::new(
+            format!(
+                "MPS supports {most} programs on GPU {index}, fewer than `sharing.replicas` ({replicas})"
+            ),
+            format!("set `sharing.replicas = {most}`, or {otherwise}"),
+        ))
+    }
+
     fn replicas(&self) -> usize {
         usize::try_from(self.replicas).unwrap_or(usize::MAX)
     }
@@ -117,6 +168,30 @@ impl DevicePluginSpec {
     /// Whether it is the configuration of a plugin without a configuration file.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Whether the partitions of GPUs are offered, so that the offers depend on the layouts of the GPUs.
+    pub fn offers_parts(&self) -> bool {
+        self.mig_strategy != MigStrategy::None
+    }
+
+    /// Returns the values of the placeholders with which the pod of the device plugin sees the partitions of GPUs. It needs
+    /// SYS_ADMIN for this. Source: the Helm chart of the device plugin, `_helpers.tpl`.
+    pub fn part_access(&self) -> [(&'static str, &'static str); 2] {
+        let (security, monitor) = match self.offers_parts() {
+            true => (
+                "capabilities:\n  add: [SYS_ADMIN]",
+                "- {name: NVIDIA_MIG_MONITOR_DEVICES, value: all}",
+            ),
+            false => (
+                "allowPrivilegeEscalation: false\ncapabilities:\n  drop: [ALL]",
+                "",
+            ),
+        };
+        [
+            ("DEVICE-PLUGIN-SECURITY", security),
+            ("MIG-MONITOR", monitor),
+        ]
     }
 
     /// Returns how a resource is shared. `None` if it is not shared.

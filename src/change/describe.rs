@@ -64,7 +64,7 @@ impl Change {
                 }
             }
             Self::LoadModule { module } => format!("load kernel module `{module}`"),
-            Self::PartitionGpus { partition } => format!("partition GPUs with MIG: {partition}"),
+            Self::PartitionGpus { partition } => partition.summary(),
             Self::RebuildInitramfs { kernels } => {
                 format!("rebuild the initramfs of {}", kernels.join(", "))
             }

@@ -35,6 +35,13 @@ pub struct Partition {
     pub reset_with: Vec<PciAddress>,
 }
 
+impl Partition {
+    /// A one-line summary in the imperative.
+    pub fn summary(&self) -> String {
+        format!("partition GPUs with MIG: {self}")
+    }
+}
+
 impl fmt::Display for Partition {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         let texts: Vec<String> = self.gpus.iter().map(ToString::to_string).collect();

@@ -45,7 +45,7 @@ impl Applier {
         } else {
             None
         };
-        if (taken_up.as_ref()).is_some_and(|config| !settings.cdi || config.uses_cdi) {
+        if (taken_up.as_ref()).is_some_and(|config| settings.needs_no_start(config)) {
             return Ok(());
         }
         let containers = self.stopped_by_restart(kind, unit, words).await?;
@@ -70,10 +70,8 @@ impl Applier {
                 words.spare
             )));
         }
-        // Not an error, because the daemon already uses all settings except CDI.
-        sink.note(&format!(
-            "{name} uses CDI only after its next restart, which would stop the containers {names}"
-        ));
+        // Not an error, because the daemon already uses all other settings.
+        sink.note(&settings.after_next_start(&names));
         Ok(())
     }
 

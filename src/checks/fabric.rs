@@ -59,7 +59,7 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
         packages: fabric::installed(state).await,
         subnet_manager: false,
         owner: owner(subject.host.files(), subject.facts)?
-            .filter(|owner| owner.fabric_manager)
+            .filter(|owner| owner.provides.fabric_manager)
             .map(|owner| owner.name),
         not_loaded: Vec::new(),
         lacks_module: None,

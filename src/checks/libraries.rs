@@ -276,7 +276,7 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
 #[cfg(test)]
 mod tests {
     use super::{LibrariesState, decide};
-    use crate::{check::Verdict, model::findings::Remedy};
+    use crate::{check::Verdict, facts::detection::Provides, model::findings::Remedy};
 
     fn state(loaded: Option<&str>, ml: Option<&str>, cuda: Option<&str>) -> LibrariesState {
         LibrariesState {
@@ -404,8 +404,7 @@ mod tests {
         state.owner = Some(crate::state::Owner {
             name: "an OSTree image",
             evidence: String::new(),
-            fabric_manager: false,
-            container_runtime: false,
+            provides: Provides::default(),
             on_host: false,
             why: "",
             remedy: "update to another image",
@@ -430,8 +429,10 @@ mod tests {
         state.owner = Some(crate::state::Owner {
             name: "NVIDIA's GPU Operator",
             evidence: String::new(),
-            fabric_manager: true,
-            container_runtime: false,
+            provides: Provides {
+                fabric_manager: true,
+                container_runtime: false,
+            },
             on_host: false,
             why: "",
             remedy: "",
@@ -455,8 +456,7 @@ mod tests {
         owned.owner = Some(crate::state::Owner {
             name: "NVIDIA's GPU Operator",
             evidence: String::new(),
-            fabric_manager: false,
-            container_runtime: false,
+            provides: Provides::default(),
             on_host: false,
             why: "",
             remedy: "",

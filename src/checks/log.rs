@@ -1037,7 +1037,7 @@ mod tests {
     use crate::{
         check::{Finding, Verdict},
         compat::matrix::Shows,
-        facts::GpuFact,
+        facts::{GpuFact, detection::Provides},
         model::findings::Remedy,
         state::KernelLog,
         steps::fixtures,
@@ -1739,8 +1739,10 @@ mod tests {
             owner: Some(crate::state::Owner {
                 name: crate::state::GPU_OPERATOR,
                 evidence: String::new(),
-                fabric_manager: true,
-                container_runtime: false,
+                provides: Provides {
+                    fabric_manager: true,
+                    container_runtime: false,
+                },
                 on_host: false,
                 why: "",
                 remedy: "",
@@ -1793,8 +1795,7 @@ mod tests {
         let owner = crate::state::Owner {
             name: "NVIDIA's GPU Operator",
             evidence: String::new(),
-            fabric_manager: false,
-            container_runtime: false,
+            provides: Provides::default(),
             on_host: false,
             why: "",
             remedy: "",

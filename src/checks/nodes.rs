@@ -168,7 +168,7 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
     if subject.facts.container().is_some() {
         return skip("the device nodes belong to the host of this container");
     }
-    if owner(files, subject.facts)?.is_some_and(|owner| owner.creates_nodes()) {
+    if owner(files, subject.facts)?.is_some_and(|owner| owner.provides.device_nodes()) {
         return skip("the owner of the driver creates the device nodes");
     }
     let names = files.list(Utf8Path::new("/dev"))?;

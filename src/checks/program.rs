@@ -8,13 +8,12 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     check::{Family, Finding, INSTALL, Subject, Verdict},
-    dkms,
     error::one_line,
     host::{ExecError, FilesError, Query, ReadFiles, trusted::refuse_foreign},
-    model::{id::Id, paths::RESUME_UNIT, text::shell_word},
+    model::{id::Id, text::shell_word},
     runtimes::Daemon,
     step::StepError,
-    steps::{CHECK_SERVICE, MIG_UNIT, PACKAGED, UPGRADE_SERVICE, USUAL, program_in},
+    steps::{PACKAGED, STARTING_UNITS, USUAL, override_starts, program_in},
     tools::systemctl::own_file,
 };
 
@@ -56,8 +55,7 @@ struct ProgramState {
 
 /// Returns the files that start gpu-bootstrap. The cloud-init script of the resume unit contains the same path as the unit.
 fn starts(files: &dyn ReadFiles) -> Result<Vec<Start>, FilesError> {
-    let units = [RESUME_UNIT, CHECK_SERVICE, UPGRADE_SERVICE, MIG_UNIT];
-    let units = units.map(|unit| (own_file(unit), "ExecStart="));
+    let units = STARTING_UNITS.map(|unit| (own_file(unit), "ExecStart="));
     let drop_ins = (Daemon::ALL.into_iter())
         .filter_map(|daemon| daemon.configured().rewritten())
         .map(|one| (Utf8PathBuf::from(one.drop_in), "ExecStartPre=-"));
@@ -66,15 +64,8 @@ fn starts(files: &dyn ReadFiles) -> Result<Vec<Start>, FilesError> {
         let text = files.read_lossy(&file)?.unwrap_or_default();
         found.extend(program_in(&text, prefix).map(|program| Start { file, program }));
     }
-    for name in files.list(dkms::OVERRIDES.into())? {
-        if !name.ends_with(".conf") {
-            continue;
-        }
-        let file = Utf8Path::new(dkms::OVERRIDES).join(name);
-        let text = files.read_lossy(&file)?.unwrap_or_default();
-        let program = dkms::program_of_override(&text).map(Utf8Path::to_owned);
-        found.extend(program.map(|program| Start { file, program }));
-    }
+    let overrides = override_starts(files)?.into_iter();
+    found.extend(overrides.map(|(file, program)| Start { file, program }));
     Ok(found)
 }
 
@@ -225,6 +216,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        dkms,
         host::fake::{self, FakeFiles},
         state::State,
         steps::fixtures::{facts, matrix, state, state_below_root},

@@ -23,6 +23,7 @@ use crate::{
         digest::sha256,
         trusted::{Trusted, refuse_foreign},
     },
+    modules::is_source_package,
     tools::packages::Package,
 };
 
@@ -60,7 +61,7 @@ pub(super) async fn run(
     let driver = node.driver.as_ref().filter(|_| desired.driver.is_some());
     let driver = driver.map(|driver| {
         let mut locked = LockedDriver::of(&driver.settings);
-        let is_compiled = packages.keys().any(|name| is_module_source(name));
+        let is_compiled = packages.keys().any(|name| is_source_package(name));
         locked.version = node.version.as_ref().map(ToString::to_string);
         locked
             .build
@@ -96,11 +97,6 @@ pub(super) async fn run(
 fn not_locked(why: &str, hint: &str) -> Failure {
     let message = format!("failed to create a lock file: {why}");
     Failure::new(Exit::Blocked, "not-validated", &message, Some(hint))
-}
-
-/// Whether a package contains the source from which DKMS compiles a module. All such packages have `dkms` in their names.
-fn is_module_source(name: &str) -> bool {
-    name.contains("nvidia") && name.contains("dkms")
 }
 
 fn system(facts: &Facts) -> Result<LockedSystem, Failure> {

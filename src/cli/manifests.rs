@@ -5,7 +5,7 @@ mod values;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use self::values::{Node, RuntimeClass, render};
+use self::values::{Node, render};
 use super::{
     Failure, args,
     env::{Console, Env},
@@ -14,9 +14,9 @@ use super::{
 use crate::{
     exit::Exit,
     host::{FilesError, Host, Nvml, digest::sha256, trusted::refuse_foreign},
-    mig::MigStrategy,
+    joins::RuntimeClass,
     model::text::{directory, shell_word},
-    sharing::DRA_DRIVER,
+    sharing::{DRA_DRIVER, PARTS_UNKNOWN, UNIFORM_PARTS},
     state::labels,
 };
 
@@ -62,10 +62,9 @@ pub(super) async fn run(
             Exit::Blocked,
             "no-devices",
             "write the manifests: the device plugin would offer no GPU of this machine to pods",
-            Some(
-                "run `gpu-bootstrap facts` to list the GPUs. With `cluster.mig-strategy = \"single\"`, all GPUs need the same \
-                 MIG devices. For another machine, add `--os ID-VERSION --gpu NAME`",
-            ),
+            Some(&format!(
+                "run `gpu-bootstrap facts` to list the GPUs. {UNIFORM_PARTS} For another machine, add `--os ID-VERSION --gpu NAME`"
+            )),
         ));
     }
     let files = documents(&node, &out).map_err(|why| {
@@ -110,11 +109,8 @@ fn imagined(
         trial::resolved(host, env, &matrix, (&args.target, &args.trial), system)?;
     console.warn(&resolution.warnings);
     let desired = &resolution.desired;
-    if desired.device_plugin.mig_strategy != MigStrategy::None {
-        console.warn(&[
-            "MIG devices are unknown without the machine, so the quotas count whole GPUs"
-                .to_owned(),
-        ]);
+    if desired.device_plugin.offers_parts() {
+        console.warn(&[PARTS_UNKNOWN.to_owned()]);
     }
     let offers = (desired.device_plugin).offers_of_whole_gpus(machine.facts.gpus.len());
     Ok(Node::new(desired, offers, None))

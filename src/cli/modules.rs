@@ -22,8 +22,8 @@ use crate::{
     facts::gather,
     host::{Files, FilesError, Host, digest::sha256, trusted::refuse_foreign},
     modules::{
-        Built, Packed, Registry, SIGNATURE_LIMIT, SOURCE_TIME_LIMIT, Source, built, compiler, pack,
-        private_key,
+        BUILDS_UNREADABLE, Built, NONE_BUILT, Packed, Registry, SIGNATURE_LIMIT, SOURCE_TIME_LIMIT,
+        Source, built, compiler, pack, private_key,
     },
     tools::{
         kmod,
@@ -56,7 +56,7 @@ fn unreadable(error: FilesError) -> Failure {
     Failure::caused(
         Exit::StepFailed,
         "modules-unreadable",
-        "failed to read the modules built by DKMS",
+        BUILDS_UNREADABLE,
         error,
         hint.as_deref(),
     )
@@ -72,10 +72,7 @@ fn list(
         args::OutputFormat::Json => print::json(&mut console.out, &found)?,
         args::OutputFormat::Human => print::show(&mut console.out, |to| {
             if found.is_empty() {
-                writeln!(
-                    to,
-                    "DKMS has built no NVIDIA driver modules on this machine."
-                )?;
+                writeln!(to, "{NONE_BUILT} on this machine.")?;
             }
             for Built {
                 driver,
@@ -149,9 +146,7 @@ async fn export(
         return Err(Failure::new(
             Exit::StepFailed,
             "no-modules",
-            &format!(
-                "failed to export modules: DKMS has built no NVIDIA driver modules{of_kernel}"
-            ),
+            &format!("failed to export modules: {NONE_BUILT}{of_kernel}"),
             Some(
                 "run `gpu-bootstrap modules list` to see the available modules; modules from packages need no export",
             ),

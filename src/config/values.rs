@@ -15,10 +15,8 @@ use crate::{
         kubernetes::check_key, packages::KEY_FILE, secret::without_logins, text::as_text,
         version::Branch,
     },
-    tools::{
-        kubernetes::kubectl::{GPUS, MIG_DEVICES},
-        oci::Address,
-    },
+    sharing,
+    tools::oci::Address,
 };
 
 /// The schema keyword for secret values. They are removed from everything that leaves the process, see
@@ -50,7 +48,7 @@ impl ValueError {
 
 /// Defines a type for validated text, which is written unchanged to files and messages.
 macro_rules! checked_text {
-    ($(#[$doc:meta])* $name:ident, $test:expr, $what:literal, $pattern:literal) => {
+    ($(#[$doc:meta])* $name:ident, $test:expr, $what:expr, $pattern:expr) => {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(String);
@@ -165,18 +163,11 @@ checked_text!(
 );
 
 checked_text!(
-    /// A resource of the NVIDIA device plugin. Kubernetes requires lower-case letters after the domain.
+    /// A resource of the NVIDIA device plugin.
     ResourceName,
-    |text| {
-        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
-        let outer = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-        text == GPUS
-            || (text.strip_prefix(MIG_DEVICES)).is_some_and(|profile| {
-                profile.starts_with(outer) && profile.ends_with(outer) && profile.chars().all(inner)
-            })
-    },
-    "`nvidia.com/gpu`, or a MIG resource such as `nvidia.com/mig-1g.10gb` or `nvidia.com/mig-1g.10gb.me`",
-    "^nvidia\\.com/(gpu|mig-[a-z0-9]([a-z0-9.-]*[a-z0-9])?)$"
+    sharing::is_resource,
+    sharing::RESOURCE,
+    sharing::RESOURCE_PATTERN
 );
 
 checked_text!(

@@ -26,11 +26,8 @@ use crate::{
         text::shell_word,
     },
     step::{Assessment, StepError},
-    steps::cdi,
+    steps::GENERATES,
 };
-
-/// The finding about the CDI specification.
-const CDI: &str = "cdi";
 
 /// Systems on which no command can be run, because they have no shell. Talos is controlled with `talosctl` from outside,
 /// <https://docs.siderolabs.com/talos/v1.11/learn-more/talos-for-linux-admins>.
@@ -139,13 +136,14 @@ impl Session {
         }
     }
 
-    /// Completes the finding about the CDI specification. A broken existing file is a fault that its generator fixes. A
-    /// specification that was never generated is only a difference.
+    /// Completes the finding about a generated file ([`GENERATES`]). A broken existing file is a fault that its generator fixes. A
+    /// file that was never generated is only a difference.
     fn with_tool(&self, job: &Job, finding: Finding) -> Finding {
         let Some(Ok(Assessment::Needs { changes, .. })) = &job.answer else {
             return finding;
         };
-        if finding.status != Verdict::Fail || job.id.as_str() != CDI {
+        let (generates, served) = GENERATES;
+        if finding.status != Verdict::Fail || job.id != generates {
             return finding;
         }
         let mut tools = changes.iter().filter_map(|change| match change {
@@ -160,7 +158,7 @@ impl Session {
         match tools.find(|(_, writes)| writes.iter().any(is_there)) {
             // If the file is hidden by a correct one, containers work until that one is gone.
             Some((command, _)) => {
-                let is_served = finding.why.contains(cdi::SERVED);
+                let is_served = finding.why.contains(served);
                 let finding = Finding {
                     status: if is_served {
                         Verdict::Warn

@@ -50,6 +50,7 @@ pub(crate) struct Detection {
     /// Operating system IDs without a profile, by package manager.
     pub package_managers: BTreeMap<Manager, Vec<String>>,
     pub virtualization: Virtualization,
+    pub containers: Containers,
     pub driver_packages: DriverPackagePatterns,
     pub vendor: Vendor,
     pub runfile: Runfile,
@@ -73,13 +74,8 @@ pub(crate) struct OwnerRow {
     /// Kernel modules. One loaded module is sufficient.
     #[serde(default)]
     pub modules: Vec<String>,
-    /// The other software also runs the fabric manager, so a missing package or unit on the host is not
-    /// evidence that the fabric manager is missing.
-    #[serde(default)]
-    pub fabric_manager: bool,
-    /// Containers can only access the GPU through NVIDIA's container runtime or CDI.
-    #[serde(default)]
-    pub container_runtime: bool,
+    #[serde(flatten)]
+    pub provides: Provides,
     /// A file that must also exist.
     #[serde(default)]
     pub and_file: Option<String>,
@@ -88,6 +84,24 @@ pub(crate) struct OwnerRow {
     pub on_host: bool,
     pub why: String,
     pub remedy: String,
+}
+
+/// The other parts that the owner of a driver provides.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+pub struct Provides {
+    /// The other software also runs the fabric manager, so a missing package or unit on the host is not
+    /// evidence that the fabric manager is missing.
+    pub fabric_manager: bool,
+    /// Containers can only access the GPU through NVIDIA's container runtime or CDI.
+    pub container_runtime: bool,
+}
+
+impl Provides {
+    /// Whether it creates the device nodes.
+    pub const fn device_nodes(self) -> bool {
+        self.fabric_manager || self.container_runtime
+    }
 }
 
 /// The root directory of a driver outside the linker's search path.
@@ -104,6 +118,17 @@ pub(crate) struct Virtualization {
     pub rows: Vec<(String, String)>,
     /// Hypervisors whose DMI values are the same on bare metal. There, the product name contains `.metal`.
     pub also_metal: Vec<String>,
+}
+
+/// Container managers, as in `systemd-detect-virt`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Containers {
+    /// Paths that exist only in containers, with the container manager.
+    pub marks: Vec<(String, String)>,
+    /// Managers of containers with a single application, without an operating system that could be prepared.
+    pub applications: Vec<String>,
+    /// Managers of containers with a complete operating system.
+    pub systems: Vec<String>,
 }
 
 /// Patterns of driver packages. The first pattern of `names` with an installed package determines the

@@ -5,7 +5,7 @@ use camino::Utf8Path;
 use crate::facts::{
     Disk, Facts,
     cloud::{CloudInit, Dmi},
-    detection::table,
+    detection::{Containers, table},
     reader::FactReader,
 };
 use crate::{
@@ -17,32 +17,24 @@ use crate::{
 /// Filesystems that need free space: for packages and archives, kernels, and container images.
 const PATHS: [&str; 5] = ["/", "/boot", "/tmp", "/usr", "/var"];
 
-/// Paths that exist only in containers, with the container manager. Source: systemd
-/// src/basic/virt.c. With any runtime, Kubernetes mounts the credentials of a pod at the last path.
-const CONTAINER_MARKS: [(&str, &str); 3] = [
-    ("/.dockerenv", "docker"),
-    ("/run/.containerenv", "podman"),
-    ("/var/run/secrets/kubernetes.io", "container-other"),
-];
-
-/// Containers of a single application, without an operating system that could be prepared.
-const APPLICATION_CONTAINERS: [&str; 4] = ["docker", "podman", "container-other", "rkt"];
-
-/// Containers with a complete operating system. Source: systemd src/basic/virt.c.
-const SYSTEM_CONTAINERS: [&str; 5] = ["systemd-nspawn", "lxc", "lxc-libvirt", "openvz", "proot"];
-
 impl Facts {
     /// The container manager, if this is a container.
     pub fn container(&self) -> Option<&str> {
         let word = self.virtualization.as_deref()?;
-        let of = |words: &[&str]| words.contains(&word);
-        (of(&APPLICATION_CONTAINERS) || of(&SYSTEM_CONTAINERS)).then_some(word)
+        let Containers {
+            applications,
+            systems,
+            ..
+        } = &table().containers;
+        (applications.iter().chain(systems))
+            .any(|one| one == word)
+            .then_some(word)
     }
 
     /// The container manager, if this is an application container.
     pub fn application_container(&self) -> Option<&str> {
-        self.container()
-            .filter(|word| APPLICATION_CONTAINERS.contains(word))
+        let applications = &table().containers.applications;
+        (self.container()).filter(|word| applications.iter().any(|one| one == word))
     }
 }
 
@@ -60,9 +52,9 @@ pub(super) fn virtualization(reader: &mut FactReader<'_>, dmi: &Dmi) -> Option<S
     if let Some(container) = reader.value(fact, "/run/systemd/container") {
         return Some(container);
     }
-    for (mark, word) in CONTAINER_MARKS {
+    for (mark, word) in &table().containers.marks {
         if reader.exists(fact, mark) {
-            return Some(word.to_owned());
+            return Some(word.clone());
         }
     }
     if let Some(word) = hypervisor_of(dmi) {
@@ -309,12 +301,12 @@ mod tests {
 
     #[test]
     fn container_is_detected_by_its_files() {
-        for (mark, word) in CONTAINER_MARKS {
+        for (mark, word) in &table().containers.marks {
             let (host, fakes) = fake::host();
             fakes.files.put(&format!("{mark}/x"), "");
             let mut reader = FactReader::new(host.reader().files());
             let found = virtualization(&mut reader, &Dmi::default());
-            assert_eq!(found.as_deref(), Some(word));
+            assert_eq!(found.as_ref(), Some(word));
         }
     }
 

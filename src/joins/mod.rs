@@ -132,6 +132,11 @@ pub trait Joining: Send + Sync {
         false
     }
 
+    /// How pods get the nvidia runtime.
+    fn runtime_class(&self) -> RuntimeClass {
+        RuntimeClass::Created
+    }
+
     /// Whether errors of a preflight check are treated as warnings.
     fn ignores(&self, _check: &str) -> bool {
         false
@@ -198,6 +203,17 @@ pub trait Leaving: Send + Sync {
         is_member: bool,
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError>;
+}
+
+/// How pods get the nvidia runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RuntimeClass {
+    /// By a RuntimeClass that gpu-bootstrap creates.
+    Created,
+    /// By a RuntimeClass of the Kubernetes distribution.
+    Existing,
+    /// It is the default runtime of the node.
+    Default,
 }
 
 /// The tool that joins a machine.

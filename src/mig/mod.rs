@@ -1,5 +1,5 @@
 //! MIG: the layouts of GPUs, the devices that programs can use, and the resource names under which the device plugin offers
-//! them. `host/real/mig.rs` reads MIG devices and profiles from NVML, `steps/mig.rs` compares them with the configured layout,
+//! them. `host/real/gpu/mig.rs` reads MIG devices and profiles from NVML, `steps/mig.rs` compares them with the configured layout,
 //! and `change/mig.rs` changes them.
 
 mod file;

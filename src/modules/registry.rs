@@ -232,12 +232,8 @@ impl<'h> Registry<'h> {
     }
 
     fn unknown(&self) -> String {
-        format!(
-            "authentication failed: as root, run `docker login {}`, which stores the credentials \
-             in `{}`",
-            self.address.registry,
-            oci::LOGINS
-        )
+        let remedy = oci::login_remedy(&self.address.registry);
+        format!("authentication failed: {remedy}")
     }
 
     async fn log_in(&mut self, refused: &HttpResponse) -> Result<(), String> {
@@ -293,12 +289,13 @@ impl<'h> Registry<'h> {
     /// Runs a credential helper of the Docker client (github:docker/docker-credential-helpers).
     async fn helped(&self, name: &str) -> Result<Secret, String> {
         let registry = Secret::new(&*self.address.registry);
-        let cmd = Cmd::new(&format!("docker-credential-{name}"), ["get"]).stdin(registry);
+        let program = oci::helper_program(name);
+        let cmd = Cmd::new(&program, ["get"]).stdin(registry);
         let ran = self.host.exec.run(&cmd, &mut |_, _| {}).await;
         let output = ran.and_then(|output| output.success(&cmd));
         let output = output.map_err(|error| one_line(&error))?;
         let login = oci::helped(&output.stdout);
-        login.ok_or_else(|| format!("`docker-credential-{name}` returned no user and password"))
+        login.ok_or_else(|| format!("`{program}` returned no user and password"))
     }
 }
 

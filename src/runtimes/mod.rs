@@ -109,6 +109,23 @@ impl RuntimeKind {
         }
     }
 
+    /// Returns the reason if this version does not support GPUs in containers.
+    pub fn too_old(self, version: Version) -> Option<String> {
+        let first = self.runtime().facts().first?;
+        (version < first).then(|| {
+            format!(
+                "{} {version} does not support CDI, so containers get no GPUs: {first} or later is required",
+                self.name()
+            )
+        })
+    }
+
+    /// Returns the command that shows the GPUs in a container. Source: NVIDIA Container Toolkit, "Running a Sample Workload".
+    pub fn example(self) -> Option<String> {
+        let run = self.runtime().facts().example?;
+        Some(format!("{run} ubuntu nvidia-smi"))
+    }
+
     /// Whether another runtime is a dependency of its packages.
     pub fn brings(self, other: Self) -> bool {
         self.runtime().facts().brings.contains(&other)
@@ -204,7 +221,8 @@ pub struct RuntimeFacts {
     pub repositories: Option<&'static str>,
     /// Whether `runtime.source` selects the source of its packages.
     pub has_sources: bool,
-    /// The command that runs a container with all GPUs, or `None` if the runtime has no command for users.
+    /// The command that runs a container with all GPUs, without image and program, or `None` if the runtime has no command for
+    /// users.
     pub example: Option<&'static str>,
     /// The first version that supports GPUs in containers, or `None` if all do.
     pub first: Option<Version>,
@@ -394,9 +412,9 @@ pub trait Configured: Debug + Send + Sync {
         goal: &Goal<'_>,
     ) -> Result<Vec<FileSettings>, LackError>;
 
-    /// Whether CDI must be enabled explicitly.
-    fn needs_cdi(&self, _view: &RuntimeView, _goal: &Goal<'_>) -> bool {
-        false
+    /// The name of the feature that must be enabled explicitly for a goal, and that the daemon uses only after its next start.
+    fn needs_start_for(&self, _view: &RuntimeView, _goal: &Goal<'_>) -> Option<&'static str> {
+        None
     }
 
     /// Validates its files with its own binary, without the daemon.

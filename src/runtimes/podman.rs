@@ -36,9 +36,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     repositories: None,
     has_sources: false,
     // Source: NVIDIA Container Toolkit, "Running a Sample Workload".
-    example: Some(
-        "podman run --rm --security-opt=label=disable --device=nvidia.com/gpu=all ubuntu nvidia-smi",
-    ),
+    example: Some("podman run --rm --security-opt=label=disable --device=nvidia.com/gpu=all"),
     first: Some(READS_CDI),
     reads_groups: Some(READS_GROUPS),
 };

@@ -4,7 +4,10 @@ use camino::Utf8Path;
 
 use super::StateError;
 use crate::{
-    facts::{Facts, detection::table},
+    facts::{
+        Facts,
+        detection::{Provides, table},
+    },
     host::ReadFiles,
     tools::kmod,
 };
@@ -15,23 +18,14 @@ pub struct Owner {
     pub name: &'static str,
     /// The evidence that was found.
     pub evidence: String,
-    /// The owner also provides the fabric manager, so the host may have no packages and units for it.
-    pub fabric_manager: bool,
-    /// Its containers access the GPU with the NVIDIA container runtime or CDI.
-    pub container_runtime: bool,
+    /// The other parts that it provides.
+    pub provides: Provides,
     /// The driver is on the library path of the host.
     pub on_host: bool,
     /// The reason that gpu-bootstrap does not manage this driver.
     pub why: &'static str,
     /// The way to change this driver, for the administrator.
     pub remedy: &'static str,
-}
-
-impl Owner {
-    /// Whether it creates the device nodes, because it also provides the fabric manager or the GPU access of containers.
-    pub const fn creates_nodes(&self) -> bool {
-        self.fabric_manager || self.container_runtime
-    }
 }
 
 /// The owner that runs the driver in a container. The host may also have driver packages.
@@ -84,8 +78,7 @@ pub fn owner(files: &dyn ReadFiles, facts: &Facts) -> Result<Option<Owner>, Stat
         return Ok(Some(Owner {
             name: &row.name,
             evidence,
-            fabric_manager: row.fabric_manager,
-            container_runtime: row.container_runtime,
+            provides: row.provides,
             on_host: row.on_host,
             why: &row.why,
             remedy: &row.remedy,

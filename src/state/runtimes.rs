@@ -115,7 +115,7 @@ impl State {
             is_alone: (self.found_runtimes().await.iter())
                 .all(|runtime| runtime.name == kind.name()),
             needs_runtime: (owner.as_ref())
-                .filter(|owner| owner.container_runtime)
+                .filter(|owner| owner.provides.container_runtime)
                 .map(|owner| owner.name),
             // Only without a kubelet. Other findings examine the kubelet's runtime, and report if it is unknown.
             has_toolkit: self.host.files.exists(Utf8Path::new(toolkit::RUNTIME))?

@@ -5,7 +5,7 @@
 use camino::Utf8Path;
 
 use super::{
-    CDI, DRIVER_MIG, DRIVER_MODULE, DRIVER_NODES, TOOLKIT_PACKAGES, VALIDATION_DEVICES,
+    CDI, DRIVER_MODULE, PROGRAM_DEVICES, TOOLKIT_PACKAGES, VALIDATION_DEVICES,
     cdi_rules::{self, Conflict, MachineDevices, SeenSpec},
     installed_runtimes,
     nodes::{self, users},
@@ -48,13 +48,9 @@ pub(super) fn step() -> Step {
         // to fail with an error about the specification. Runs after the runtimes, because the Podman version determines
         // whether the specification may contain groups of device nodes.
         .after(installed_runtimes())
-        .after([
-            DRIVER_MODULE,
-            DRIVER_MIG,
-            DRIVER_NODES,
-            TOOLKIT_PACKAGES,
-            VALIDATION_DEVICES,
-        ])
+        .after([DRIVER_MODULE])
+        .after(PROGRAM_DEVICES)
+        .after([TOOLKIT_PACKAGES, VALIDATION_DEVICES])
         .locks([Lock::Containers])
         .wants(|change, desired| {
             let Some(spec) = &desired.cdi else {

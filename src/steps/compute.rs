@@ -3,9 +3,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{
-    DRIVER_MIG, DRIVER_NODES, VALIDATION_COMPUTE, VALIDATION_DEVICES, container, messages,
-};
+use super::{PROGRAM_DEVICES, VALIDATION_COMPUTE, VALIDATION_DEVICES, container, messages};
 use crate::{
     change::{Change, Probe, ValidationRecord},
     config::desired::Desired,
@@ -18,7 +16,8 @@ use crate::{
 /// The `validation.compute` step.
 pub(super) fn step() -> Step {
     Step::new(VALIDATION_COMPUTE, |cx| Box::pin(assess(cx)))
-        .after([DRIVER_MIG, DRIVER_NODES, VALIDATION_DEVICES])
+        .after(PROGRAM_DEVICES)
+        .after([VALIDATION_DEVICES])
         .wants(|_, desired| desired.driver.is_none() || is_wanted(desired))
 }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::{
-    DRIVER_FABRIC, DRIVER_MODULE, DRIVER_PERSISTENCE, VALIDATION_DEVICES,
+    DRIVER_MODULE, DRIVER_RUNS, VALIDATION_DEVICES,
     expected::{self, ExpectedGpus},
     messages,
 };
@@ -27,11 +27,7 @@ const SLOW_NVML: Duration = Duration::from_secs(180);
 
 /// The `validation.devices` step.
 pub(super) fn step() -> Step {
-    Step::new(VALIDATION_DEVICES, |cx| Box::pin(assess(cx))).after([
-        DRIVER_MODULE,
-        DRIVER_PERSISTENCE,
-        DRIVER_FABRIC,
-    ])
+    Step::new(VALIDATION_DEVICES, |cx| Box::pin(assess(cx))).after(DRIVER_RUNS)
 }
 
 /// The GPUs as seen by the PCI bus, the driver, NVML and `/dev`.

@@ -426,6 +426,7 @@ mod tests {
         change::Change,
         config::desired::{Desired, Existing},
         fabric::Service,
+        facts::detection::Provides,
         state::{FoundDriver, Origin, Ours},
         step::Assessment,
         steps::{
@@ -661,8 +662,7 @@ mod tests {
         let owner = crate::state::Owner {
             name: "NVIDIA DGX OS",
             evidence: "7.5.0".to_owned(),
-            fabric_manager: false,
-            container_runtime: false,
+            provides: Provides::default(),
             on_host: false,
             why: "one set",
             remedy: "upgrade the set",

@@ -10,8 +10,7 @@ use std::collections::BTreeSet;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    DRIVER_FABRIC, DRIVER_MIG, DRIVER_MODULE, DRIVER_NODES, DRIVER_PERSISTENCE, VALIDATION_DEVICES,
-    cdi, messages,
+    DRIVER_MIG, DRIVER_MODULE, DRIVER_NODES, DRIVER_RUNS, VALIDATION_DEVICES, cdi, messages,
     nodes::{self, is_enabled, users},
     program,
 };
@@ -52,13 +51,8 @@ const CLIENTS: [&str; 6] = [
 /// The `driver.mig` step.
 pub(super) fn step() -> Step {
     Step::new(DRIVER_MIG, |cx| Box::pin(assess(cx)))
-        .after([
-            DRIVER_MODULE,
-            DRIVER_PERSISTENCE,
-            DRIVER_FABRIC,
-            DRIVER_NODES,
-            VALIDATION_DEVICES,
-        ])
+        .after(DRIVER_RUNS)
+        .after([DRIVER_NODES, VALIDATION_DEVICES])
         .locks([Lock::Modules])
         .wants(|_, desired| desired.driver.is_none() || desired.mig.is_some())
 }

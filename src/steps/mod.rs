@@ -3,7 +3,7 @@
 
 mod autoload;
 mod builds;
-pub(crate) mod cdi;
+mod cdi;
 mod cdi_rules;
 mod check_timer;
 pub mod cluster;
@@ -47,21 +47,28 @@ mod toolkit;
 mod upgrade_timer;
 
 pub use autoload::PATH as AUTOLOAD_PATH;
-pub(crate) use check_timer::SERVICE as CHECK_SERVICE;
 pub use driver_packages::kept_branch;
 pub use kernels::resolve;
 pub use lock::lock_status;
 pub use mig::UNIT as MIG_UNIT;
 pub use module::AFTER_MODULES;
+pub(crate) use prebuilt::override_starts;
 pub(crate) use program::{PACKAGED, USUAL, program_in};
-pub(crate) use upgrade_timer::SERVICE as UPGRADE_SERVICE;
 
 use crate::{
     config::desired::{Daemon, RuntimeKind},
-    model::id::StepId,
+    model::{id::StepId, paths::RESUME_UNIT},
     sharing,
     step::Step,
 };
+
+/// The units that start gpu-bootstrap.
+pub(crate) const STARTING_UNITS: [&str; 4] = [
+    RESUME_UNIT,
+    check_timer::SERVICE,
+    upgrade_timer::SERVICE,
+    mig::UNIT,
+];
 
 /// Checks before the first change.
 pub const PREFLIGHT: StepId = StepId::new("preflight");
@@ -128,6 +135,15 @@ pub const CHECK_TIMER: StepId = StepId::new("check.timer");
 
 /// A timer that starts upgrades in the maintenance window.
 pub const UPGRADE_TIMER: StepId = StepId::new("upgrade.timer");
+
+/// The steps after which the driver serves the GPUs.
+const DRIVER_RUNS: [StepId; 3] = [DRIVER_MODULE, DRIVER_PERSISTENCE, DRIVER_FABRIC];
+
+/// The steps that change the devices for programs: the layout of the GPUs, and the device nodes.
+const PROGRAM_DEVICES: [StepId; 2] = [DRIVER_MIG, DRIVER_NODES];
+
+/// The step whose file other programs read, and the part of its reason if they read a correct file instead of a wrong one.
+pub(crate) const GENERATES: (StepId, &str) = (CDI, cdi::SERVED);
 
 /// Returns the directories in which files of steps have an effect.
 pub const fn written_directories() -> [&'static str; 7] {

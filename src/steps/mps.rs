@@ -18,11 +18,10 @@ use super::{
 };
 use crate::{
     change::Change,
-    config::desired::{Desired, MpsDaemon, SharingSpec},
+    config::desired::{Desired, MpsDaemon},
     error::one_line,
     facts::Facts,
     host::{ComputeMode, ExecError, FileKind, Nvml, NvmlDevice, Query, Stat, system::Process},
-    mig,
     step::{Assessment, Cx, Step, StepError},
     tools::{
         mps::{self, DIRECTORY_MODE, LOGS, PIPES, PROGRAM},
@@ -192,29 +191,6 @@ async fn detect(cx: &Cx<'_>, daemon: MpsDaemon) -> Result<MpsState, StepError> {
     })
 }
 
-/// Blocks on a machine whose GPUs cannot be shared by MPS.
-fn unsupported(devices: &[NvmlDevice], spec: &SharingSpec) -> Option<Assessment> {
-    let otherwise = "set `sharing.method = \"time-slicing\"`";
-    if let Some(gpu) = devices.iter().find(|gpu| mig::is_split(gpu)) {
-        let index = gpu.index;
-        return Some(Assessment::blocked(
-            format!(
-                "GPU {index} is in MIG mode, and the device plugin does not support MPS on MIG devices"
-            ),
-            format!("run `nvidia-smi -i {index} -mig 0`, or {otherwise}"),
-        ));
-    }
-    let replicas = spec.replicas;
-    let gpu = (devices.iter()).find(|gpu| mps::most_clients(gpu) < replicas)?;
-    let (index, most) = (gpu.index, mps::most_clients(gpu));
-    Some(Assessment::blocked(
-        format!(
-            "MPS supports {most} programs on GPU {index}, fewer than `sharing.replicas` ({replicas})"
-        ),
-        format!("set `sharing.replicas = {most}`, or {otherwise}"),
-    ))
-}
-
 /// The assessment if MPS is not configured, or not on this machine.
 fn not_required(desired: &Desired) -> Option<Assessment> {
     if desired.driver.is_none() {
@@ -272,8 +248,8 @@ fn decide(state: &MpsState, desired: &Desired, facts: &Facts) -> Assessment {
         return Assessment::not_applicable("MPS is not configured");
     };
     let devices = state.devices.as_deref();
-    if let Some(blocked) = devices.and_then(|devices| unsupported(devices, spec)) {
-        return blocked;
+    if let Some(fault) = devices.and_then(|devices| spec.unsupported_by_mps(devices)) {
+        return Assessment::blocked(fault.why, fault.remedy);
     }
     if daemon == MpsDaemon::Cluster {
         return Assessment::not_applicable(
@@ -436,7 +412,7 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
 mod tests {
     use super::*;
     use crate::{
-        config::desired::{DevicePluginSpec, SharingMethod},
+        config::desired::{DevicePluginSpec, SharingMethod, SharingSpec},
         steps::fixtures::{self, desired, facts, nvml_device},
     };
 

@@ -2,13 +2,14 @@
 //! the same kernel and driver. The step writes `/etc/dkms/MODULE.conf`, which makes DKMS run gpu-bootstrap for this. The
 //! file stays after the run, so that later kernels also get precompiled modules.
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{DRIVER_PREBUILT, PREFLIGHT, messages, program};
 use crate::{
     change::{Change, Lock},
     config::desired::{DriverSpec, Prebuilt},
     dkms,
+    host::{FilesError, ReadFiles},
     step::{Assessment, Cx, Step, StepError},
     tools::{packages::HEADER, prebuilt},
 };
@@ -21,6 +22,26 @@ pub(super) fn step() -> Step {
         .wants(|_, desired| {
             (desired.driver.as_ref()).is_none_or(|driver| driver.prebuilt.is_some())
         })
+}
+
+/// Returns the files that make DKMS start gpu-bootstrap, each with the path of the program in it.
+///
+/// # Errors
+/// If a file cannot be read.
+pub(crate) fn override_starts(
+    files: &dyn ReadFiles,
+) -> Result<Vec<(Utf8PathBuf, Utf8PathBuf)>, FilesError> {
+    let mut found = Vec::new();
+    for name in files.list(dkms::OVERRIDES.into())? {
+        if !name.ends_with(".conf") {
+            continue;
+        }
+        let file = Utf8Path::new(dkms::OVERRIDES).join(name);
+        let text = files.read_lossy(&file)?.unwrap_or_default();
+        let program = dkms::program_of_override(&text).map(Utf8Path::to_owned);
+        found.extend(program.map(|program| (file, program)));
+    }
+    Ok(found)
 }
 
 #[derive(Debug, Clone)]

@@ -113,14 +113,11 @@ fn decide(state: &RuntimePackagesState, spec: &RuntimeSpec, desired: &Desired) -
         .map(String::as_str)
         .collect();
     let name = spec.kind.name();
-    if let (Some(version), Some(first)) = (state.version, spec.kind.runtime().facts().first)
-        && version < first
+    if let Some(why) = state.version.and_then(|version| spec.kind.too_old(version))
         && desired.toolkit.is_some()
     {
         return Assessment::blocked(
-            format!(
-                "{name} {version} does not support CDI, so containers get no GPUs: {first} or later is required"
-            ),
+            why,
             format!("upgrade {name}, or remove it from `runtime.use`"),
         );
     }

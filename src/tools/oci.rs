@@ -271,6 +271,17 @@ pub enum Login {
     Store(String),
 }
 
+/// Returns the remedy if a registry has no valid credentials.
+pub fn login_remedy(registry: &str) -> String {
+    format!("as root, run `docker login {registry}`, which stores the credentials in `{LOGINS}`")
+}
+
+/// Returns the name of the program that a helper or a store in [`LOGINS`] refers to. Source:
+/// github:docker/docker-credential-helpers.
+pub fn helper_program(name: &str) -> String {
+    format!("docker-credential-{name}")
+}
+
 /// Finds the credentials for a registry in [`LOGINS`].
 ///
 /// # Errors

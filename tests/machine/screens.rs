@@ -47,14 +47,27 @@ fn broken() -> Machine {
 
 const WIDTH: usize = 120;
 
+/// The number of lines of a plan that are compared. The plan of the bare machine is compared completely.
+const PLAN: usize = 20;
+
+/// Returns the first lines of an output.
+fn beginning(text: &str, count: usize) -> &str {
+    let last = text.match_indices('\n').nth(count.saturating_sub(1));
+    last.map_or(text, |(end, _)| &text[..=end])
+}
+
 /// Runs the commands of an administrator, and returns the screen and the exit codes. Log lines are omitted, because several
 /// steps write them concurrently.
-fn screen(machine: &Machine) -> (String, Vec<u8>) {
+fn screen(machine: &Machine, plan: usize) -> (String, Vec<u8>) {
     let (mut text, mut exits) = (String::new(), Vec::new());
     for line in ["status", "check", "plan", "install", "check -v"] {
         let words: Vec<&str> = line.split(' ').collect();
         let ran = machine.run_in_columns(&words, WIDTH);
-        text.push_str(&format!("$ gpu-bootstrap {line}\n{}", ran.out));
+        let shown = match line {
+            "plan" => beginning(&ran.out, plan),
+            _ => &ran.out,
+        };
+        text.push_str(&format!("$ gpu-bootstrap {line}\n{shown}"));
         let talk: Vec<&str> = (ran.err.lines())
             .filter(|line| !line.starts_with('['))
             .collect();
@@ -70,7 +83,8 @@ fn screen(machine: &Machine) -> (String, Vec<u8>) {
 /// Compares a machine with its expected screen, and with the exit codes of `status`, `check`, `plan`, `install` and a second
 /// `check`.
 fn session(name: &str, machine: &Machine, expected: [u8; 5]) {
-    let (text, exits) = screen(machine);
+    let plan = if name == "bare" { usize::MAX } else { PLAN };
+    let (text, exits) = screen(machine, plan);
     assert_eq!(exits, expected, "{text}");
     // Only sentences are wrapped, not paths and commands.
     let wide: Vec<&str> = (text.lines())

@@ -18,6 +18,7 @@ use crate::{
     tools::{
         container_view::{ContainerView, LIBRARIES},
         probe::only,
+        toolkit,
     },
 };
 
@@ -128,10 +129,11 @@ fn evaluate(
                 LIBRARIES.join(", ")
             ),
         )
-        .advice(
-            "compare `nvidia-ctk cdi list` with `ls /dev/nvidia*`, and check \
-             `/etc/nvidia-container-runtime/config.toml`",
-        ));
+        .advice(format!(
+            "{}, and check `{}`",
+            toolkit::COMPARE,
+            toolkit::CONFIG
+        )));
     }
     if uuids.is_empty() {
         return Ok(());
@@ -155,10 +157,10 @@ fn evaluate(
             only(&outside, &inside)
         ),
     )
-    .advice(
-        "regenerate the CDI specification (`nvidia-ctk cdi generate`), and check \
-         `NVIDIA_VISIBLE_DEVICES` in the image",
-    ))
+    .advice(format!(
+        "{}, and check `NVIDIA_VISIBLE_DEVICES` in the image",
+        toolkit::REGENERATE
+    )))
 }
 
 /// Parses the output of the program in the container.

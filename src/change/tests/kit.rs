@@ -72,7 +72,7 @@ pub(super) fn configure(kind: Daemon, path: &str, key: &[&str], entry: Value) ->
             }],
             runtime: "nvidia".into(),
             default: false,
-            cdi: false,
+            needs_start: false,
             may_stop: false,
         },
     }

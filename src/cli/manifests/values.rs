@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::{
-    config::desired::{Desired, DevicePluginSpec, JoinMethod},
+    config::desired::{Desired, DevicePluginSpec},
     host::digest::sha256,
-    mig::MigStrategy,
+    joins::RuntimeClass,
     model::{kubernetes::Taint, text::built_in},
     tools::kubernetes::kubectl::GPUS,
 };
@@ -45,27 +45,6 @@ pub(super) struct Node {
     pub(super) runtime_class: RuntimeClass,
 }
 
-/// How pods get the nvidia runtime.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RuntimeClass {
-    /// By a RuntimeClass in the manifests.
-    Created,
-    /// By a RuntimeClass of the Kubernetes distribution. Source: k3s, "Advanced Options"; RKE2, "GPU Operators".
-    Existing,
-    /// It is the default runtime of the node. Source: awslabs/amazon-eks-ami, nodeadm.
-    Default,
-}
-
-impl RuntimeClass {
-    fn of(method: &JoinMethod) -> Self {
-        match method {
-            JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. } => Self::Existing,
-            JoinMethod::Eks => Self::Default,
-            _ => Self::Created,
-        }
-    }
-}
-
 /// An image in `images.toml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -91,8 +70,9 @@ impl Node {
             taints: cluster.map_or_else(Vec::new, |spec| spec.node.taints.clone()),
             is_labeled: cluster.is_some_and(|spec| spec.node.gpu_labels),
             product,
-            runtime_class: cluster
-                .map_or(RuntimeClass::Created, |spec| RuntimeClass::of(&spec.method)),
+            runtime_class: cluster.map_or(RuntimeClass::Created, |spec| {
+                spec.method.implementation().runtime_class()
+            }),
         }
     }
 
@@ -112,7 +92,6 @@ impl Node {
             values.insert(format!("{name}-UNVERIFIED"), unverified);
         }
         let config = self.plugin.config();
-        let has_mig = self.plugin.mig_strategy != MigStrategy::None;
         let of_mps = |text: &str| match self.plugin.mps() {
             Some(_) => text.to_owned(),
             None => String::new(),
@@ -130,14 +109,6 @@ impl Node {
         for (name, value) in [
             ("DEVICE-PLUGIN-CONFIG-SHA256", sha256(config.as_bytes())),
             ("DEVICE-PLUGIN-CONFIG", config),
-            ("DEVICE-PLUGIN-SECURITY", security(has_mig).to_owned()),
-            (
-                "MIG-MONITOR",
-                match has_mig {
-                    true => "- {name: NVIDIA_MIG_MONITOR_DEVICES, value: all}".to_owned(),
-                    false => String::new(),
-                },
-            ),
             ("MPS-MOUNTS", of_mps(MPS_MOUNTS)),
             ("MPS-VOLUMES", of_mps(MPS_VOLUMES)),
             ("MPS-NODE-SELECTOR", self.mps_labels()),
@@ -178,6 +149,9 @@ impl Node {
         ] {
             values.insert(name.to_owned(), value);
         }
+        for (name, value) in self.plugin.part_access() {
+            values.insert(name.to_owned(), value.to_owned());
+        }
         Ok(values)
     }
 
@@ -212,15 +186,6 @@ impl Node {
             format!("\n  {PRODUCT}: \"{product}\"")
         });
         format!("{key}:\n  {PRESENT}: \"true\"{product}")
-    }
-}
-
-/// The security context of the device plugin. It needs SYS_ADMIN to see MIG devices. Source: the Helm chart of the device
-/// plugin, `_helpers.tpl`.
-const fn security(has_mig: bool) -> &'static str {
-    match has_mig {
-        true => "capabilities:\n  add: [SYS_ADMIN]",
-        false => "allowPrivilegeEscalation: false\ncapabilities:\n  drop: [ALL]",
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     },
     compat::matrix::{InstanceDriver, InstanceType, Matrix},
     exit::Exit,
-    joins::agents::Agent,
+    joins::agents::{Agent, NO_VERSION},
     model::{pattern, text::nearest},
 };
 
@@ -283,10 +283,7 @@ fn unlike(row: &FormValue, value: &str) -> Option<&'static str> {
                 _ => "not a version with three numbers, such as `1.36.4`",
             },
         ),
-        ValueKind::AgentVersion => (
-            Agent::of_version(value).is_some(),
-            "not a version of k3s or RKE2, such as `v1.35.2+k3s1` or `v1.35.2+rke2r1`",
-        ),
+        ValueKind::AgentVersion => (Agent::of_version(value).is_some(), NO_VERSION),
     };
     (!is_valid).then_some(why)
 }

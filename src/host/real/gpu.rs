@@ -1,6 +1,8 @@
 //! Calls NVML in a child process, because a call can hang forever on a faulty GPU, and a library of
 //! another version than the kernel module can crash. CUDA is in `cuda`.
 
+mod mig;
+
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +21,6 @@ use super::ourselves::Ourselves;
 use super::{
     answer::{code, optional, version_of},
     health::health,
-    mig,
 };
 use crate::host::exec::tail;
 use crate::host::{

@@ -11,7 +11,6 @@ mod health;
 mod http;
 mod lines;
 mod lock;
-mod mig;
 mod ourselves;
 mod sync;
 mod system;

@@ -6,11 +6,13 @@ mod tool;
 use async_trait::async_trait;
 use camino::Utf8Path;
 
-pub use tool::{ALL, Agent, CLOUD_SETUP, K3S, RKE2, configuration, server_of, wrong_token};
+pub use tool::{
+    ALL, Agent, CLOUD_SETUP, K3S, NO_VERSION, RKE2, configuration, server_of, wrong_token,
+};
 
 use super::{
     API_PORT, Found, Given, Join, JoinMethod, Joining, Lack, Leave, Leaving, MethodRow, MethodTool,
-    NodeRule, Wrongs,
+    NodeRule, RuntimeClass, Wrongs,
 };
 use crate::{
     error::one_line,
@@ -115,6 +117,11 @@ impl Joining for ByAgent<'_> {
 
     fn wrong_token(&self, token: &str) -> Option<&'static str> {
         wrong_token(token)
+    }
+
+    /// Source: k3s, "Advanced Options"; RKE2, "GPU Operators".
+    fn runtime_class(&self) -> RuntimeClass {
+        RuntimeClass::Existing
     }
 
     fn missing(&self, found: &Found) -> Option<Lack> {

@@ -37,6 +37,10 @@ pub struct Agent {
 /// AlmaLinux/cloud-images `ansible/roles`).
 pub const CLOUD_SETUP: &str = "nm-cloud-setup.service";
 
+/// The error for a version that is not one of an agent, see [`Agent::of_version`].
+pub const NO_VERSION: &str =
+    "not a version of k3s or RKE2, such as `v1.35.2+k3s1` or `v1.35.2+rke2r1`";
+
 /// Both agents.
 pub const ALL: [&Agent; 2] = [&K3S, &RKE2];
 

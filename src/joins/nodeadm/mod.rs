@@ -13,6 +13,7 @@ pub use tool::{
 
 use super::{
     Found, Join, JoinMethod, Joining, Lack, Leave, Leaving, MethodRow, MethodTool, NodeRule,
+    RuntimeClass,
 };
 use crate::{
     error::one_line,
@@ -75,6 +76,11 @@ impl Joining for ByNodeadm {
             config: Some(CONFIG),
             ..MethodTool::default()
         }
+    }
+
+    /// Source: awslabs/amazon-eks-ami, nodeadm.
+    fn runtime_class(&self) -> RuntimeClass {
+        RuntimeClass::Default
     }
 
     fn missing(&self, found: &Found) -> Option<Lack> {

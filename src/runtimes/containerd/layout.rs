@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     model::document::{Document, FileSettings, Format, Setting},
-    runtimes::{BUILT_IN, ConfigFile, Version, cdi},
+    runtimes::{BUILT_IN, ConfigFile, Goal, Version, cdi},
+    tools::toolkit,
 };
 
 /// A runtime to configure in containerd. It may be [`BUILT_IN`].
@@ -28,6 +29,21 @@ pub struct ContainerdRuntime<'a> {
     /// Whether a kubelet will use containerd. It requires systemd as the cgroup driver also of runc containers, and the default
     /// CNI plugin directory.
     pub for_kubelet: bool,
+}
+
+impl<'a> ContainerdRuntime<'a> {
+    /// The runtime of the container toolkit for a goal, without the settings for a kubelet.
+    pub fn of(goal: &Goal<'a>) -> Self {
+        Self {
+            name: goal.name,
+            program: toolkit::RUNTIME,
+            kept: false,
+            default: goal.default,
+            cdi: goal.cdi,
+            systemd_cgroup: None,
+            for_kubelet: false,
+        }
+    }
 }
 
 impl Version {

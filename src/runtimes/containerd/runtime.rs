@@ -228,15 +228,12 @@ impl Configured for Containerd {
             }
         });
         let runtime = ContainerdRuntime {
-            name: goal.name,
-            program: toolkit::RUNTIME,
             kept,
-            default: goal.default,
-            cdi: goal.cdi,
             // The kubelet of kubeadm uses the systemd cgroup driver (Kubernetes, "Configuring a cgroup driver"), and systemd is
             // running on this machine.
             systemd_cgroup: if goal.for_kubelet { Some(true) } else { cgroup },
             for_kubelet: goal.for_kubelet,
+            ..ContainerdRuntime::of(goal)
         };
         layout::settings(&view.files, view.version, &runtime)
             .map_err(|why| LackError::Broken(Broken::for_all(CONFIG, why)))
@@ -290,15 +287,7 @@ impl Configured for Containerd {
             path: path.to_owned(),
             text: text.clone(),
         };
-        let runtime = ContainerdRuntime {
-            name: goal.name,
-            program: toolkit::RUNTIME,
-            kept: false,
-            default: goal.default,
-            cdi: goal.cdi,
-            systemd_cgroup: None,
-            for_kubelet: false,
-        };
+        let runtime = ContainerdRuntime::of(goal);
         let mut document = Document::parse(Format::Toml, text.as_deref().unwrap_or_default())
             .map_err(|error| error.to_string())?;
         let lacking = layout::settings(&[file], version, &runtime)?;

@@ -10,7 +10,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlGpuInstanceProfileInfo_t,
 };
 
-use super::answer::optional;
+use super::super::answer::optional;
 use crate::host::{MigDevice, MigPlacement, MigProfile, MigShare};
 
 /// The GPU instance slices and the name suffix of each `NVML_GPU_INSTANCE_PROFILE_…`, whose number
