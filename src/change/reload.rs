@@ -45,7 +45,7 @@ impl Applier {
         } else {
             None
         };
-        if (taken_up.as_ref()).is_some_and(|config| settings.needs_no_start(config)) {
+        if (taken_up.as_ref()).is_some_and(|config| !settings.cdi || config.uses_cdi) {
             return Ok(());
         }
         let containers = self.stopped_by_restart(kind, unit, words).await?;
@@ -70,8 +70,10 @@ impl Applier {
                 words.spare
             )));
         }
-        // Not an error, because the daemon already uses all other settings.
-        sink.note(&settings.after_next_start(&names));
+        // Not an error, because the daemon already uses all settings except CDI.
+        sink.note(&format!(
+            "{name} uses CDI only after its next restart, which would stop the containers {names}"
+        ));
         Ok(())
     }
 

@@ -40,27 +40,11 @@ pub struct RuntimeSettings {
     pub runtime: String,
     /// Whether it must be the default runtime.
     pub default: bool,
-    /// Whether the daemon must use CDI for devices, which it enables only when it starts.
-    #[serde(rename = "cdi")]
-    pub needs_start: bool,
+    /// Whether the daemon must use CDI for devices.
+    pub cdi: bool,
     /// Whether the daemon may be restarted although this stops containers.
     #[serde(default)]
     pub may_stop: bool,
-}
-
-impl RuntimeSettings {
-    /// Whether a daemon with this configuration uses all settings that need a start.
-    pub(super) const fn needs_no_start(&self, config: &Config) -> bool {
-        !self.needs_start || config.uses_cdi
-    }
-
-    /// The note if it does not, and a restart would stop these containers.
-    pub(super) fn after_next_start(&self, containers: &str) -> String {
-        let name = self.kind.name();
-        format!(
-            "{name} uses CDI only after its next restart, which would stop the containers {containers}"
-        )
-    }
 }
 
 /// The permission bits of a new file.

@@ -242,7 +242,7 @@ fn decide(
                 files: state.lacking.clone(),
                 runtime: runtime.to_owned(),
                 default: spec.nvidia_default,
-                needs_start: state.feature.is_some(),
+                cdi: state.feature.is_some(),
                 may_stop: always,
             },
         }],

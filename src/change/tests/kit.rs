@@ -72,7 +72,7 @@ pub(super) fn configure(kind: Daemon, path: &str, key: &[&str], entry: Value) ->
             }],
             runtime: "nvidia".into(),
             default: false,
-            needs_start: false,
+            cdi: false,
             may_stop: false,
         },
     }
