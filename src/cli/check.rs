@@ -419,9 +419,8 @@ fn node_status(
         reboot_pending: (status.as_ref()).map(|status| status.reboot_due || is_new || is_remedy),
         maintenance: (status.as_ref()).map(|status| status.maintenance.is_some() && !waits(status)),
         upgrade_waiting: status.as_ref().map(waits),
-        run_active: status.map(|status| {
-            status.current.as_ref().is_some_and(|run| run.alive) && !waits(&status)
-        }),
+        run_active: status
+            .map(|status| status.current.as_ref().is_some_and(|run| run.alive) && !waits(&status)),
         time_to_ready_seconds: timing.and_then(|timing| timing.to_ready()),
         ..node
     }

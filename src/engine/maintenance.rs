@@ -70,9 +70,8 @@ pub(super) fn in_progress(receipt: &Receipt, runs: bool) -> Option<Maintenance> 
     let goes_on = [Exit::RebootRequired, Exit::Interrupted, Exit::Terminated];
     let has_failed = receipt.rollback_started.is_none()
         && ended.is_some_and(|ended| !goes_on.iter().any(|exit| exit.code() == ended.exit));
-    let is_waiting = runs
-        && receipt.applied.iter().any(leaves)
-        && !receipt.applied.iter().any(has_left);
+    let is_waiting =
+        runs && receipt.applied.iter().any(leaves) && !receipt.applied.iter().any(has_left);
     Some(Maintenance {
         since: first.at,
         state: match (is_waiting, has_failed) {
