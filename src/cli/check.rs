@@ -22,7 +22,10 @@ use crate::{
         desired::Desired,
         error::{ConfigError, ResolveError},
     },
-    engine::{self, Audit, Cancel, Maintenance, Options, RunReport, Session, Tools, Unresolvable},
+    engine::{
+        self, Audit, Cancel, Maintenance, MaintenanceState, Options, RunReport, Session,
+        StatusSummary, Tools, Unresolvable,
+    },
     error::{Report as _, one_line},
     exit::Exit,
     facts::Facts,
@@ -414,17 +417,25 @@ fn node_status(
             .ok()
             .flatten(),
         reboot_pending: (status.as_ref()).map(|status| status.reboot_due || is_new || is_remedy),
-        maintenance: (status.as_ref()).map(|status| status.maintenance.is_some()),
-        run_active: status.map(|status| status.current.is_some_and(|run| run.alive)),
+        maintenance: (status.as_ref()).map(|status| status.maintenance.is_some() && !waits(status)),
+        upgrade_waiting: status.as_ref().map(waits),
+        run_active: status
+            .map(|status| status.current.as_ref().is_some_and(|run| run.alive) && !waits(&status)),
         time_to_ready_seconds: timing.and_then(|timing| timing.to_ready()),
         ..node
     }
 }
 
-/// Returns the maintenance of this machine. An unreadable journal is already a warning.
+/// Whether the node waits for its maintenance. Until then, its GPUs can be used.
+fn waits(status: &StatusSummary) -> bool {
+    (status.maintenance).is_some_and(|one| one.state == MaintenanceState::Waiting)
+}
+
+/// Returns the maintenance of this machine, unless the machine only waits for it. An unreadable journal is already a warning.
 fn maintenance(here: &Host, is_here: bool, facts: &Facts) -> Option<Maintenance> {
     let status = is_here.then(|| engine::status(here, facts.boot_id.as_deref()).ok());
-    status.flatten()?.maintenance
+    let status = status.flatten()?;
+    status.maintenance.filter(|_| !waits(&status))
 }
 
 /// Writes a document to standard output or to the `--output` file. Root does not write to a path that other users can change,

@@ -45,21 +45,40 @@ fn has_left(applied: &AppliedChange) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Maintenance {
-    /// The node was taken out of service at this time.
+    /// The time of the first request for the fleet lock.
     pub since: jiff::Timestamp,
-    /// The upgrade has failed, and the node waits for an administrator.
-    pub failed: bool,
+    pub state: MaintenanceState,
 }
 
-/// Returns the maintenance in progress. `None` if the node is in service.
-pub(super) fn in_progress(receipt: &Receipt) -> Option<Maintenance> {
+/// The state of a node during an upgrade.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MaintenanceState {
+    /// A running upgrade waits for the fleet lock or for evictions. The driver is not changed yet.
+    Waiting,
+    /// The node is out of service. After an interrupted drain, it may also be partly drained.
+    OutOfService,
+    /// The upgrade has failed, and the node waits for an administrator.
+    Failed,
+}
+
+/// Returns the maintenance in progress, or `None` if the node is in service. `runs`: the process of the last run is alive.
+pub(super) fn in_progress(receipt: &Receipt, runs: bool) -> Option<Maintenance> {
     let first = (receipt.applied.iter()).rfind(|applied| is_of_maintenance(applied))?;
+    let leaves = |applied: &AppliedChange| is_of_maintenance(applied) && applied.open;
     let ended = receipt.runs.last().and_then(|run| run.ended.as_ref());
     let goes_on = [Exit::RebootRequired, Exit::Interrupted, Exit::Terminated];
+    let has_failed = receipt.rollback_started.is_none()
+        && ended.is_some_and(|ended| !goes_on.iter().any(|exit| exit.code() == ended.exit));
+    let is_waiting =
+        runs && receipt.applied.iter().any(leaves) && !receipt.applied.iter().any(has_left);
     Some(Maintenance {
         since: first.at,
-        failed: receipt.rollback_started.is_none()
-            && ended.is_some_and(|ended| !goes_on.iter().any(|exit| exit.code() == ended.exit)),
+        state: match (is_waiting, has_failed) {
+            (true, _) => MaintenanceState::Waiting,
+            (false, false) => MaintenanceState::OutOfService,
+            (false, true) => MaintenanceState::Failed,
+        },
     })
 }
 

@@ -58,7 +58,7 @@ pub use follow::Message;
 pub use graph::GraphError;
 pub use guard::release_lost;
 pub use lock::{ValidatedNode, validated_node};
-pub use maintenance::Maintenance;
+pub use maintenance::{Maintenance, MaintenanceState};
 pub use managed::{holds, our_runtimes};
 pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
 pub use resume::{UNIT, applied_changes as applied, asked, request};

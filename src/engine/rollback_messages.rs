@@ -51,6 +51,10 @@ impl Session {
     /// Returns the reason that the previous driver could not be restored if the new one fails. `None` if it can be restored, if
     /// the driver is not replaced, or if the settings do not require it. Another version of the same branch is sufficient,
     /// because archives keep only the newest one.
+    ///
+    /// A copy of the packages that is downloaded before the first change is not a way back: if a source has them, the rollback
+    /// can use the source, and if no source has them, they cannot be downloaded. The apt cache does not help either, because apt
+    /// only installs versions from its package lists.
     pub(super) async fn no_way_back(&self, jobs: &[Job], receipt: &Receipt) -> Option<String> {
         let desired = self.inner.desired.as_ref()?;
         desired.driver.as_ref().filter(|driver| driver.rollback)?;

@@ -33,7 +33,7 @@ pub struct StatusSummary {
     pub unfinished_boots: usize,
     /// The reason the last `install` gave up. The next boot does not continue it.
     pub gave_up: Option<String>,
-    /// `upgrade` has taken the node out of service.
+    /// `upgrade` takes or has taken the node out of service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<Maintenance>,
     /// A driver failed validation. Until the rollback is finished, each `install` uses the previous
@@ -92,7 +92,7 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<StatusSummary, Engin
         unfinished_boots: (receipt.unfinished.iter())
             .filter(|boot| Some(boot.boot_id.as_str()) != boot_id)
             .count(),
-        maintenance: maintenance::in_progress(&receipt),
+        maintenance: maintenance::in_progress(&receipt, alive),
         gave_up: receipt.gave_up,
         rollback_started: receipt.rollback_started,
         request: receipt.request,

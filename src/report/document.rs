@@ -233,10 +233,12 @@ pub struct NodeStatus {
     pub validated: Option<Timestamp>,
     /// The machine must be rebooted: a run waits for it, the next boot starts another kernel, or it is the remedy of a problem.
     pub reboot_pending: Option<bool>,
-    /// `install` or `uninstall` is running.
+    /// `install` or `uninstall` is running, and does not wait as in `upgrade_waiting`.
     pub run_active: Option<bool>,
     /// `upgrade` has taken the node out of service.
     pub maintenance: Option<bool>,
+    /// `upgrade` waits for the fleet lock or for evictions.
+    pub upgrade_waiting: Option<bool>,
     /// See [`Timing::to_ready`](crate::engine::Timing::to_ready).
     pub time_to_ready_seconds: Option<f64>,
 }
@@ -250,6 +252,7 @@ impl NodeStatus {
             reboot_pending: None,
             run_active: None,
             maintenance: None,
+            upgrade_waiting: None,
             time_to_ready_seconds: None,
         }
     }

@@ -9,7 +9,7 @@ use super::{
     style::Ink,
 };
 use crate::{
-    engine::{Current, Maintenance, StatusSummary},
+    engine::{Current, Maintenance, MaintenanceState, StatusSummary},
     journal::RollbackStarted,
     model::text::counted,
 };
@@ -63,15 +63,18 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
             format!("from driver {from}, which failed validation ({why}), to {to}"),
         ));
     }
-    if let Some(Maintenance { since, failed }) = status.maintenance {
-        let how = match failed {
-            true => "; the upgrade failed",
-            false => "",
+    if let Some(Maintenance { since, state }) = status.maintenance {
+        let since = when(since);
+        let text = match state {
+            MaintenanceState::Waiting => {
+                format!("waits for the fleet lock or for evictions since {since}")
+            }
+            MaintenanceState::OutOfService => format!("out of service since {since}"),
+            MaintenanceState::Failed => {
+                format!("out of service since {since}; the upgrade failed")
+            }
         };
-        lines.push((
-            "upgrade",
-            format!("out of service since {}{how}", when(since)),
-        ));
+        lines.push(("upgrade", text));
     }
     if status.gave_up.is_none() && status.unfinished_boots > 0 {
         let boots = match status.unfinished_boots {

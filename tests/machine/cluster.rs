@@ -192,6 +192,13 @@ pub fn kubectl(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
     let kubeconfig = kubeconfig.strip_prefix("--kubeconfig=");
     let kubeconfig = kubeconfig.expect("a kubeconfig");
     assert!(exists(files, kubeconfig), "{kubeconfig} is not there");
+    if state.faults.api_server > 0 {
+        state.faults.api_server -= 1;
+        return failed(
+            1,
+            "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host or port?\n",
+        );
+    }
     if own.starts_with(&["get", "--raw=/version"]) {
         return ok(r#"{"gitVersion": "v1.34.4"}"#);
     }

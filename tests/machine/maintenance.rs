@@ -1,9 +1,11 @@
 //! `upgrade`: a node in use leaves service before the first change, and returns after the validation.
 
+use std::sync::{Arc, Mutex};
+
 use gpu_bootstrap::{
     host::{
         HttpError,
-        fake::{self, ok},
+        fake::{self, Mutation, ok},
     },
     journal::{Journal, Record},
 };
@@ -13,21 +15,25 @@ use toml::Table;
 use crate::{
     build::describe,
     dpkg,
+    fleetlock::{LockServer, locked},
     machine::{Machine, Ran},
     scenarios::{in_parallel, told},
     state::{Pod, lock},
 };
 
+/// The fleet lock.
+pub const SERVER: &str = "https://lock.example";
+
 const LOCK: &str = "https://lock.example/v1/pre-reboot";
 const UNLOCK: &str = "https://lock.example/v1/steady-state";
 const MAINTENANCE: &str = "gpu-bootstrap/maintenance";
-const FAILED: &str = "gpu-bootstrap/upgrade-failed";
+pub const FAILED: &str = "gpu-bootstrap/upgrade-failed";
 
 /// The settings of the first driver.
-const BEFORE: [&str; 2] = ["--set", "driver.source=nvidia"];
+pub const BEFORE: [&str; 2] = ["--set", "driver.source=nvidia"];
 
 /// The settings of the upgrade.
-const AFTER: [&str; 8] = [
+pub const AFTER: [&str; 8] = [
     "--set",
     "driver.source=nvidia",
     "--set",
@@ -40,7 +46,16 @@ const AFTER: [&str; 8] = [
 
 /// A node with the first driver, whose kubelet may cordon it and evict its pods.
 fn node() -> Machine {
+    node_with_id("0123456789abcdef0123456789abcdef")
+}
+
+/// The same with this machine ID.
+pub fn node_with_id(id: &str) -> Machine {
     let machine = Machine::new(describe("debian-12-cluster", Table::new()));
+    machine
+        .fakes
+        .files
+        .put("/etc/machine-id", format!("{id}\n"));
     machine.fakes.files.put(
         "/lib/systemd/system/kubelet.service",
         "[Install]\nWantedBy=multi-user.target\n",
@@ -53,14 +68,14 @@ fn node() -> Machine {
     machine
 }
 
-fn run(machine: &Machine, command: &str, options: &[&str]) -> Ran {
+pub fn run(machine: &Machine, command: &str, options: &[&str]) -> Ran {
     let mut args = vec![command, "--format", "json"];
     args.extend(options);
     machine.run(&args)
 }
 
 /// Boots, and continues the run.
-fn resumed(machine: &Machine) -> Option<Ran> {
+pub fn resumed(machine: &Machine) -> Option<Ran> {
     machine.reboot();
     let words = machine.resume_command()?;
     let mut args: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -69,7 +84,7 @@ fn resumed(machine: &Machine) -> Option<Ran> {
 }
 
 /// The installed version of a driver package.
-fn driver(machine: &Machine) -> String {
+pub fn driver(machine: &Machine) -> String {
     let packages = dpkg::read(&machine.fakes.files);
     packages["libcuda1"].version.clone()
 }
@@ -111,7 +126,7 @@ fn pods(machine: &Machine) -> Vec<String> {
     lock(&machine.state).pods.iter().map(name).collect()
 }
 
-fn annotation(machine: &Machine, key: &str) -> Option<String> {
+pub fn annotation(machine: &Machine, key: &str) -> Option<String> {
     let state = lock(&machine.state);
     let node = state.node.as_ref().expect("a node");
     node["metadata"]["annotations"][key]
@@ -119,7 +134,7 @@ fn annotation(machine: &Machine, key: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-fn is_cordoned(machine: &Machine) -> bool {
+pub fn is_cordoned(machine: &Machine) -> bool {
     let state = lock(&machine.state);
     state.node.as_ref().expect("a node")["spec"]["unschedulable"] == true
 }
@@ -127,7 +142,7 @@ fn is_cordoned(machine: &Machine) -> bool {
 /// The requests for the fleet lock.
 fn lock_requests(machine: &Machine) -> Vec<String> {
     let mut log = machine.fakes.http.log();
-    log.retain(|url| url.starts_with("https://lock.example"));
+    log.retain(|url| url.starts_with(SERVER));
     log
 }
 
@@ -272,7 +287,7 @@ fn install_after_a_manual_reboot_returns_the_machine() {
 }
 
 /// The driver is not changed, and the node is in service, without the lock.
-fn assert_stayed(machine: &Machine, ran: &Ran, reason: &str) {
+pub fn assert_stayed(machine: &Machine, ran: &Ran, reason: &str) {
     assert_eq!(ran.exit, 5, "{}", told(ran));
     assert!(why(ran).contains(reason), "{}\n{}", why(ran), told(ran));
     assert!(driver(machine).starts_with("580."));
@@ -353,6 +368,123 @@ fn lock_that_is_held_blocks() {
     machine.fakes.http.forget(LOCK);
     let ran = run(&machine, "upgrade", &AFTER);
     assert_stayed(&machine, &ran, "the server returned 404");
+}
+
+/// The GPUs of a node that waits for the lock are in use, so its alerts are not silent.
+#[test]
+fn waiting_for_the_lock_is_not_maintenance() {
+    let machine = Arc::new(node());
+    // `check` finds the run in progress by its process.
+    let pid = std::process::id();
+    let stat = format!("{pid} (gpu-bootstrap) S {}77\n", "0 ".repeat(18));
+    (machine.fakes.files).put(&format!("/proc/{pid}/stat"), stat);
+    let server = LockServer::new(1);
+    let outputs = Arc::new(Mutex::new(Vec::new()));
+    let (here, seen) = (machine.clone(), outputs.clone());
+    machine.fakes.http.serve_with(SERVER, move |request| {
+        // Another process, because this thread already has an asynchronous runtime.
+        let output = std::thread::scope(|scope| {
+            let process = || {
+                let metrics = ["check", "--as-installed", "--format", "prometheus"];
+                here.run(&metrics).out + &here.run(&["status"]).out
+            };
+            scope.spawn(process).join().expect("no panic")
+        });
+        locked(&seen).push(output);
+        server.answer(SERVER, request)
+    });
+    let ran = run(&machine, "upgrade", &AFTER);
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+    let seen = locked(&outputs).concat();
+    for line in [
+        "gpu_bootstrap_upgrade_waiting 1\n",
+        "gpu_bootstrap_maintenance 0\n",
+        "gpu_bootstrap_run_active 0\n",
+        "waits for the fleet lock or for evictions since",
+    ] {
+        assert!(seen.contains(line), "{line}: {seen}");
+    }
+    let check = machine.run(&["check", "--as-installed", "--format", "prometheus"]);
+    for line in [
+        "gpu_bootstrap_upgrade_waiting 0\n",
+        "gpu_bootstrap_maintenance 1\n",
+    ] {
+        assert!(check.out.contains(line), "{line}: {}", check.out);
+    }
+}
+
+/// A node that lost power at the first eviction of its upgrade, and has not booted yet.
+fn without_power_in_its_drain() -> Machine {
+    let machine = node();
+    put_pods(&machine, vec![pod("web", Some("ReplicaSet"), Value::Null)]);
+    let mut is_off = false;
+    machine.fakes.files.before_mutations(move |_, mutation| {
+        is_off |= matches!(mutation, Mutation::Run(line) if line.contains("/eviction"));
+        match is_off {
+            true => Err(std::io::Error::other("power loss")),
+            false => Ok(()),
+        }
+    });
+    run(&machine, "upgrade", &[&AFTER[..], &["--reboot"]].concat());
+    machine.go_on();
+    assert!(is_cordoned(&machine));
+    assert_eq!(pods(&machine), ["web"]);
+    assert_eq!(lock_requests(&machine), [LOCK]);
+    machine
+}
+
+/// The lock was acquired before and after the power loss, and then released, which may be repeated.
+fn assert_acquired_twice(machine: &Machine) {
+    let requests = lock_requests(machine);
+    let (acquired, released) = requests.split_at(2);
+    assert_eq!(acquired, [LOCK, LOCK]);
+    assert!(!released.is_empty(), "{requests:?}");
+    assert!(released.iter().all(|url| url == UNLOCK), "{requests:?}");
+}
+
+#[test]
+fn drain_continues_when_the_api_server_responds_after_the_boot() {
+    let machine = without_power_in_its_drain();
+    lock(&machine.state).faults.api_server = 60;
+    let ran = resumed(&machine).expect("a resume unit");
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+    assert_eq!(lock(&machine.state).faults.api_server, 0);
+    assert_eq!(pods(&machine), [""; 0]);
+    assert!(is_cordoned(&machine));
+    let ran = resumed(&machine).expect("a resume unit");
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    assert!(driver(&machine).starts_with("595."));
+    assert!(!is_cordoned(&machine));
+    assert_acquired_twice(&machine);
+}
+
+#[test]
+fn interrupted_drain_keeps_the_lock_while_the_api_server_is_away() {
+    let machine = without_power_in_its_drain();
+    lock(&machine.state).faults.api_server = u32::MAX;
+    let ran = resumed(&machine).expect("a resume unit");
+    assert_eq!(ran.exit, 6, "{}", told(&ran));
+    for part in ["not returned to service", "10.0.0.1:6443 was refused"] {
+        assert!(ran.out.contains(part), "{part}: {}", told(&ran));
+    }
+    assert!(driver(&machine).starts_with("580."));
+    assert!(is_cordoned(&machine));
+    assert!(annotation(&machine, MAINTENANCE).is_some());
+    assert_eq!(lock_requests(&machine), [LOCK]);
+    let check = machine.run(&["check", "--as-installed", "--format", "prometheus"]);
+    assert!(
+        check.out.contains("gpu_bootstrap_maintenance 1\n"),
+        "{}",
+        check.out
+    );
+
+    lock(&machine.state).faults.api_server = 0;
+    let ran = run(&machine, "upgrade", &[&AFTER[..], &["--reboot"]].concat());
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+    let ran = resumed(&machine).expect("a resume unit");
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    assert!(!is_cordoned(&machine));
+    assert_acquired_twice(&machine);
 }
 
 #[test]

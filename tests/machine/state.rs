@@ -62,6 +62,8 @@ pub struct Faults {
     pub join: Option<JoinFault>,
     /// Overrides for the node object in the cluster.
     pub node: Table,
+    /// The number of `kubectl` calls that cannot connect to the API server.
+    pub api_server: u32,
 }
 
 /// The cause and number of `kubeadm join` failures.

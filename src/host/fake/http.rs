@@ -8,7 +8,10 @@ use async_trait::async_trait;
 use super::locked;
 use crate::host::{Http, HttpError, HttpRequest, HttpResponse};
 
-/// URLs with their content. Any other URL returns 404.
+/// A server that responds to the requests of [`Http::ask`].
+type Server = Arc<dyn Fn(&HttpRequest) -> HttpResponse + Send + Sync>;
+
+/// URLs with their content, and servers. Any other URL returns 404.
 #[derive(Clone, Default)]
 pub struct FakeHttp {
     state: Arc<Mutex<State>>,
@@ -17,6 +20,8 @@ pub struct FakeHttp {
 #[derive(Default)]
 struct State {
     pages: BTreeMap<String, Vec<u8>>,
+    /// By the start of their URLs.
+    servers: BTreeMap<String, Server>,
     faults: BTreeMap<String, VecDeque<HttpError>>,
     log: Vec<String>,
 }
@@ -27,6 +32,17 @@ impl FakeHttp {
         locked(&self.state)
             .pages
             .insert(url.to_owned(), content.into());
+    }
+
+    /// Sends each [`Http::ask`] for a URL that starts with `base` to this server.
+    pub fn serve_with(
+        &self,
+        base: &str,
+        server: impl Fn(&HttpRequest) -> HttpResponse + Send + Sync + 'static,
+    ) {
+        locked(&self.state)
+            .servers
+            .insert(base.to_owned(), Arc::new(server));
     }
 
     /// Removes a URL from the network.
@@ -47,6 +63,16 @@ impl FakeHttp {
     /// Returns all requested URLs in order.
     pub fn log(&self) -> Vec<String> {
         locked(&self.state).log.clone()
+    }
+
+    /// Returns the server of a URL, and logs the request.
+    fn server(&self, url: &str) -> Option<Server> {
+        let mut state = locked(&self.state);
+        let server = (state.servers.iter())
+            .find(|(base, _)| url.starts_with(base.as_str()))
+            .map(|(_, server)| server.clone())?;
+        state.log.push(url.to_owned());
+        Some(server)
     }
 
     fn answer(&self, url: &str) -> Result<Vec<u8>, HttpError> {
@@ -76,6 +102,9 @@ impl Http for FakeHttp {
     }
 
     async fn ask(&self, request: &HttpRequest) -> Result<HttpResponse, HttpError> {
+        if let Some(server) = self.server(&request.url) {
+            return Ok(server(request));
+        }
         match self.get(&request.url, request.limit).await {
             Ok(body) => Ok(HttpResponse {
                 status: 200,

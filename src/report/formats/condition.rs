@@ -2,7 +2,7 @@ use super::line;
 use crate::{
     check::{FailOn, Finding, Verdict},
     config::desired::ConditionMeaning,
-    engine::{Maintenance, RunReport},
+    engine::{Maintenance, MaintenanceState, RunReport},
     exit::Exit,
     model::{
         findings::{Kind, Remedy},
@@ -89,16 +89,18 @@ pub fn condition_in_maintenance(
     maintenance: Maintenance,
     meaning: ConditionMeaning,
 ) -> ConditionStatus {
-    let Maintenance { since, failed } = maintenance;
+    let Maintenance { since, state } = maintenance;
     let since = since.strftime("%Y-%m-%d %H:%M:%S UTC");
-    let (reason, message) = match failed {
-        true => (
+    let (reason, message) = match state {
+        MaintenanceState::Failed => (
             "UpgradeFailed",
             format!(
                 "out of service since {since}; see the annotation gpu-bootstrap/upgrade-failed"
             ),
         ),
-        false => ("Upgrading", format!("out of service since {since}")),
+        MaintenanceState::Waiting | MaintenanceState::OutOfService => {
+            ("Upgrading", format!("out of service since {since}"))
+        }
     };
     ConditionStatus {
         status: match meaning {
@@ -144,13 +146,14 @@ mod tests {
 
     #[test]
     fn node_in_maintenance_is_not_ready() {
-        for (failed, meaning, status, reason) in rows! {
-            false, ConditionMeaning::Ready, "False", "Upgrading";
-            true, ConditionMeaning::Ready, "False", "UpgradeFailed";
-            true, ConditionMeaning::Problem, "True", "UpgradeFailed";
+        use MaintenanceState::{Failed, OutOfService};
+        for (state, meaning, status, reason) in rows! {
+            OutOfService, ConditionMeaning::Ready, "False", "Upgrading";
+            Failed, ConditionMeaning::Ready, "False", "UpgradeFailed";
+            Failed, ConditionMeaning::Problem, "True", "UpgradeFailed";
         } {
             let since = "2026-11-28T02:00:00Z".parse().unwrap();
-            let said = condition_in_maintenance(Maintenance { since, failed }, meaning);
+            let said = condition_in_maintenance(Maintenance { since, state }, meaning);
             assert_eq!((said.status, said.reason), (status, reason));
         }
     }

@@ -84,7 +84,7 @@ pub fn prometheus(
     )?;
     metric(
         "run_active",
-        "1 if install or uninstall was running during the last check.",
+        "1 if install or uninstall was running during the last check, except while upgrade_waiting is 1.",
         one(node.run_active.map(flag)),
     )?;
     #[expect(clippy::cast_precision_loss, reason = "a machine has few packages")]
@@ -96,8 +96,13 @@ pub fn prometheus(
     )?;
     metric(
         "maintenance",
-        "1 from the request of the fleet lock by an upgrade until the node returns to service, also after a failure.",
+        "1 while an upgrade keeps the node out of service, also across reboots and after a failure.",
         one(node.maintenance.map(flag)),
+    )?;
+    metric(
+        "upgrade_waiting",
+        "1 while an upgrade waits for the fleet lock or for evictions. The node is not changed yet.",
+        one(node.upgrade_waiting.map(flag)),
     )?;
     metric(
         "root_cause",

@@ -90,6 +90,7 @@ pub(in crate::report) fn node() -> NodeStatus {
         reboot_pending: Some(false),
         run_active: Some(true),
         maintenance: Some(true),
+        upgrade_waiting: Some(false),
         time_to_ready_seconds: Some(212.5),
         ..NodeStatus::of(inventory)
     }
