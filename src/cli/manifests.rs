@@ -128,6 +128,7 @@ async fn this_machine(
     args: &args::ManifestsArgs,
 ) -> Result<Node, Failure> {
     let request = prepare::request(&args.target, &args::ImageArgs::default(), false, None)?;
+    let request = prepare::with_lock(host, env, &args.target, request)?;
     let target = prepare::target(host, env, request).await?;
     console.warn(&target.resolution.warnings);
     has_no_dra_driver(host)?;
