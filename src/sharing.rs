@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     host::NvmlDevice,
     mig::{self, MigStrategy},
+    model::fault::Fault,
     tools::{kubernetes::kubectl::GPUS, mps},
 };
 
@@ -106,6 +107,21 @@ impl SharingSpec {
             true => format!("{resource}{RENAMED}"),
             false => resource.to_owned(),
         }
+    }
+
+    /// Returns the reason that MPS does not support so many replicas on a GPU, and the remedy. `gpu` is its name in the message.
+    pub fn exceeds_mps(&self, gpu: &str, capability: Option<&str>) -> Option<Fault> {
+        let (replicas, most) = (self.replicas, mps::most_clients(capability));
+        (most < replicas).then(|| {
+            Fault::new(
+                format!(
+                    "MPS supports {most} programs on {gpu}, fewer than `sharing.replicas` ({replicas})"
+                ),
+                format!(
+                    "set `sharing.replicas = {most}`, or set `sharing.method = \"time-slicing\"`"
+                ),
+            )
+        })
     }
 
     fn replicas(&self) -> usize {

@@ -194,25 +194,24 @@ async fn detect(cx: &Cx<'_>, daemon: MpsDaemon) -> Result<MpsState, StepError> {
 
 /// Blocks on a machine whose GPUs cannot be shared by MPS.
 fn unsupported(devices: &[NvmlDevice], spec: &SharingSpec) -> Option<Assessment> {
-    let otherwise = "set `sharing.method = \"time-slicing\"`";
     if let Some(gpu) = devices.iter().find(|gpu| mig::is_split(gpu)) {
         let index = gpu.index;
         return Some(Assessment::blocked(
             format!(
                 "GPU {index} is in MIG mode, and the device plugin does not support MPS on MIG devices"
             ),
-            format!("run `nvidia-smi -i {index} -mig 0`, or {otherwise}"),
+            format!(
+                "run `nvidia-smi -i {index} -mig 0`, or set `sharing.method = \"time-slicing\"`"
+            ),
         ));
     }
-    let replicas = spec.replicas;
-    let gpu = (devices.iter()).find(|gpu| mps::most_clients(gpu) < replicas)?;
-    let (index, most) = (gpu.index, mps::most_clients(gpu));
-    Some(Assessment::blocked(
-        format!(
-            "MPS supports {most} programs on GPU {index}, fewer than `sharing.replicas` ({replicas})"
-        ),
-        format!("set `sharing.replicas = {most}`, or {otherwise}"),
-    ))
+    let mut faults = devices.iter().filter_map(|gpu| {
+        let name = format!("GPU {}", gpu.index);
+        spec.exceeds_mps(&name, gpu.compute_capability.as_deref())
+    });
+    faults
+        .next()
+        .map(|fault| Assessment::blocked(fault.why, fault.remedy))
 }
 
 /// The assessment if MPS is not configured, or not on this machine.
