@@ -189,6 +189,18 @@ impl MigPlan {
         }
     }
 
+    /// The layouts. `None` if a layout is not configured or unknown, or if another tool creates the instances.
+    pub(super) fn instances(&self) -> Option<&[GpuLayout]> {
+        match self {
+            Self::Layouts(layouts) => {
+                let is_known =
+                    |one: &GpuLayout| !(one.layout.enabled && one.layout.profiles().is_empty());
+                layouts.iter().all(is_known).then_some(&layouts[..])
+            }
+            Self::None | Self::Unknown(_) => None,
+        }
+    }
+
     /// Describes it in a list of GPUs with different results.
     fn title(&self) -> Option<String> {
         match self {

@@ -43,6 +43,8 @@ pub(super) struct Node {
     is_labeled: bool,
     product: Option<String>,
     pub(super) runtime_class: RuntimeClass,
+    /// Whether a pod can request one of the resources.
+    pub(super) has_test_pod: bool,
 }
 
 /// How pods get the nvidia runtime.
@@ -93,6 +95,7 @@ impl Node {
             product,
             runtime_class: cluster
                 .map_or(RuntimeClass::Created, |spec| RuntimeClass::of(&spec.method)),
+            has_test_pod: true,
         }
     }
 
