@@ -29,14 +29,6 @@ pub const PATH: &str = "/etc/nvidia-device-plugin/gpu-bootstrap.yaml";
 /// GPUs. Source: kubernetes-sigs/dra-driver-nvidia-gpu, `DriverPluginPath`.
 pub const DRA_DRIVER: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com";
 
-/// The warning about resources that were computed without the machine.
-pub const PARTS_UNKNOWN: &str =
-    "MIG devices are unknown without the machine, so the quotas count whole GPUs";
-
-/// When the device plugin offers the partitions of GPUs as whole GPUs.
-pub const UNIFORM_PARTS: &str =
-    "With `cluster.mig-strategy = \"single\"`, all GPUs need the same MIG devices.";
-
 /// The longest name of a resource, with its domain. Source: `MaxResourceNameLength`.
 pub const LONGEST_NAME: usize = 63;
 
@@ -138,25 +130,36 @@ impl SharingSpec {
 
     /// Returns the reason that MPS cannot share one of the GPUs, and the remedy. `None` if it can share all of them.
     pub fn unsupported_by_mps(&self, devices: &[NvmlDevice]) -> Option<Fault> {
-        let otherwise = "set `sharing.method = \"time-slicing\"`";
         if let Some(gpu) = devices.iter().find(|gpu| mig::is_split(gpu)) {
             let index = gpu.index;
             return Some(Fault::new(
                 format!(
                     "GPU {index} is in MIG mode, and the device plugin does not support MPS on MIG devices"
                 ),
-                format!("run `nvidia-smi -i {index} -mig 0`, or {otherwise}"),
+                format!(
+                    "run `nvidia-smi -i {index} -mig 0`, or set `sharing.method = \"time-slicing\"`"
+                ),
             ));
         }
-        let replicas = self.replicas;
-        let gpu = (devices.iter()).find(|gpu| mps::most_clients(gpu) < replicas)?;
-        let (index, most) = (gpu.index, mps::most_clients(gpu));
-        Some(Fault::new(
-            format!(
-                "MPS supports {most} programs on GPU {index}, fewer than `sharing.replicas` ({replicas})"
-            ),
-            format!("set `sharing.replicas = {most}`, or {otherwise}"),
-        ))
+        devices.iter().find_map(|gpu| {
+            let name = format!("GPU {}", gpu.index);
+            self.exceeds_mps(&name, gpu.compute_capability.as_deref())
+        })
+    }
+
+    /// Returns the reason that MPS does not support so many replicas on a GPU, and the remedy. `gpu` is its name in the message.
+    pub fn exceeds_mps(&self, gpu: &str, capability: Option<&str>) -> Option<Fault> {
+        let (replicas, most) = (self.replicas, mps::most_clients(capability));
+        (most < replicas).then(|| {
+            Fault::new(
+                format!(
+                    "MPS supports {most} programs on {gpu}, fewer than `sharing.replicas` ({replicas})"
+                ),
+                format!(
+                    "set `sharing.replicas = {most}`, or set `sharing.method = \"time-slicing\"`"
+                ),
+            )
+        })
     }
 
     fn replicas(&self) -> usize {
@@ -170,15 +173,10 @@ impl DevicePluginSpec {
         *self == Self::default()
     }
 
-    /// Whether the partitions of GPUs are offered, so that the offers depend on the layouts of the GPUs.
-    pub fn offers_parts(&self) -> bool {
-        self.mig_strategy != MigStrategy::None
-    }
-
-    /// Returns the values of the placeholders with which the pod of the device plugin sees the partitions of GPUs. It needs
+    /// Returns the values of the placeholders with which the pod of the device plugin sees MIG devices. It needs
     /// SYS_ADMIN for this. Source: the Helm chart of the device plugin, `_helpers.tpl`.
-    pub fn part_access(&self) -> [(&'static str, &'static str); 2] {
-        let (security, monitor) = match self.offers_parts() {
+    pub fn mig_access(&self) -> [(&'static str, &'static str); 2] {
+        let (security, monitor) = match self.mig_strategy != MigStrategy::None {
             true => (
                 "capabilities:\n  add: [SYS_ADMIN]",
                 "- {name: NVIDIA_MIG_MONITOR_DEVICES, value: all}",

@@ -286,6 +286,67 @@ fn settings_for_a_described_machine() {
     );
 }
 
+/// The steps of `install` reject the same layouts and limits.
+#[test]
+fn layouts_and_limits_of_a_described_machine() {
+    for (options, parts) in [
+        (
+            "--gpu p5.48xlarge --set mig.layout=all-4g.80gb",
+            ["has no profile `4g.80gb`", "`1g.10gb*7`", "--- exit 5"],
+        ),
+        (
+            "--gpu L4 --set mig.layout=all-balanced",
+            [
+                "no GPU supports MIG",
+                "remove the `mig` settings",
+                "--- exit 5",
+            ],
+        ),
+        (
+            "--gpu V100 --set sharing.method=mps --set sharing.replicas=17",
+            [
+                "MPS supports 16 programs on",
+                "sharing.replicas = 16",
+                "--- exit 5",
+            ],
+        ),
+        // The profiles of one of the models are not in the table.
+        (
+            "--gpu 8xH100 --set mig.layout=all-4g.40gb",
+            ["MIG layout 4g.40gb", "MIG layout unknown", "--- exit 2"],
+        ),
+        (
+            "--gpu p5.48xlarge --set mig.layout=all-balanced",
+            [
+                "\nmig ",
+                "3g.40gb,2g.20gb,1g.10gb*2 on each GPU",
+                "--- exit 0",
+            ],
+        ),
+        (
+            "--gpu 10de:2bb1 --set mig.layout=all-balanced",
+            [
+                "\nunknown ",
+                "mig-layout: only the driver reports",
+                "--- exit 0",
+            ],
+        ),
+        (
+            "--gpu L4 --set sharing.method=mps --set sharing.replicas=4",
+            [
+                "\nsharing ",
+                "mps, 4 replicas of each nvidia.com/gpu",
+                "--- exit 0",
+            ],
+        ),
+    ] {
+        let said = run(&format!("plan --os ubuntu-24.04 {options}"));
+        for part in parts {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+    }
+}
+
 /// Missing values are listed and invalid values rejected before any output.
 #[test]
 fn invalid_user_data_values() {

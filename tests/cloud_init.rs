@@ -587,6 +587,57 @@ fn slurm_files_are_those_of_the_example() {
     assert_eq!(command, [name]);
 }
 
+/// Adds a `sinfo` with one line for each call. The last one is repeated.
+fn sinfo(directory: &TempDir, lines: &str) {
+    fs::write(directory.path().join("states"), lines).expect("written");
+    let next = r#"head -n 1 "$T/states"
+        test "$(wc -l <"$T/states")" = 1 || sed -i 1d "$T/states""#;
+    program(directory, "sinfo", next);
+}
+
+/// Adds a reason to each state that is not empty.
+fn with_reason(states: &str, reason: &str) -> String {
+    let lines = states.lines().map(|state| match state {
+        "" => "\n".to_owned(),
+        state => format!("{state} {reason}\n"),
+    });
+    lines.collect()
+}
+
+/// An administrator may have drained the node for another reason before the upgrade.
+#[test]
+fn slurm_node_drained_by_others_stays_drained() {
+    let [leave, back] =
+        ["leave", "return"].map(|name| text(&format!("../examples/slurm/slurm-{name}")));
+    let drain = "update NodeName=gpu-1 State=DRAIN Reason=gpu-bootstrap upgrade\n";
+    let resume = "update NodeName=gpu-1 State=RESUME\n";
+    for (script, lines, expected) in [
+        (&leave, "idle\n", drain),
+        (&leave, "mixed\n", drain),
+        (&leave, "drained\n", ""),
+        (&leave, "down*\n", ""),
+        (&back, "drained* disk failure\ndrained disk failure\n", ""),
+        (&back, "down disk failure\n", ""),
+        (&back, "drained gpu-bootstrap upgrade\nidle none\n", resume),
+        (
+            &back,
+            "down Node unexpectedly rebooted\nidle none\n",
+            resume,
+        ),
+    ] {
+        let directory = directory();
+        program(&directory, "hostname", "echo gpu-1");
+        program(&directory, "sleep", "exit 0");
+        program(&directory, "squeue", "exit 0");
+        program(&directory, "scontrol", r#"echo "$*" >>"$T/calls""#);
+        sinfo(&directory, lines);
+        let output = run(&directory, script, false);
+        assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+        let calls = fs::read_to_string(directory.path().join("calls")).unwrap_or_default();
+        assert_eq!(calls, expected, "{lines}");
+    }
+}
+
 /// slurmctld 22.05.8 rejects RESUME for a node that has not registered yet, and for an idle one.
 #[test]
 fn slurm_node_is_resumed_until_it_is_in_service() {
@@ -605,11 +656,11 @@ fn slurm_node_is_resumed_until_it_is_in_service() {
         program(&directory, "hostname", "echo gpu-1");
         program(&directory, "systemctl", "exit 0");
         program(&directory, "sleep", "exit 0");
-        // One state for each call. The last one is repeated.
-        fs::write(directory.path().join("states"), states).expect("written");
-        let next = r#"head -n 1 "$T/states"
-            test "$(wc -l <"$T/states")" = 1 || sed -i 1d "$T/states""#;
-        program(&directory, "sinfo", next);
+        let states = match *name {
+            "slurm-return" => with_reason(states, "gpu-bootstrap upgrade"),
+            _ => states.to_owned(),
+        };
+        sinfo(&directory, &states);
         let first_fails = r#"echo "$*" >>"$T/calls"; test "$(wc -l <"$T/calls")" != 1"#;
         program(&directory, "scontrol", first_fails);
         let output = run(&directory, &script, false);
@@ -626,6 +677,7 @@ fn slurm_node_with_unknown_jobs_is_not_drained() {
     for (squeue, status) in [("exit 1", 1), ("exit 0", 0)] {
         let directory = directory();
         program(&directory, "hostname", "echo gpu-1");
+        program(&directory, "sinfo", "echo idle");
         program(&directory, "scontrol", "exit 0");
         program(&directory, "squeue", squeue);
         let output = run(&directory, &script, false);

@@ -57,6 +57,10 @@ impl Written {
     }
 
     fn write(&self, settings: &str) -> Output {
+        self.write_for(settings, "8xH100")
+    }
+
+    fn write_for(&self, settings: &str, gpu: &str) -> Output {
         let config = self.directory.path().join("settings.toml");
         fs::write(&config, settings).expect("written");
         Command::cargo_bin("gpu-bootstrap")
@@ -64,7 +68,7 @@ impl Written {
             .env_clear()
             .current_dir(&self.directory)
             .args(["manifests", "--out", "out", "--config", "settings.toml"])
-            .args(["--os", "ubuntu-24.04", "--gpu", "8xH100"])
+            .args(["--os", "ubuntu-24.04", "--gpu", gpu])
             .output()
             .expect("it runs")
     }
@@ -393,6 +397,61 @@ fn other_settings_result_in_complete_manifests() {
     );
     let config = &find(&documents, "ConfigMap", "nvidia-device-plugin")["data"]["config.yaml"];
     assert_eq!(*config, "version: v1\nflags:\n  migStrategy: mixed\n");
+}
+
+/// With the strategy `mixed`, a partitioned node does not offer `nvidia.com/gpu`.
+#[test]
+fn test_pod_requests_a_resource_of_the_layout() {
+    let mixed = "cluster.mig-strategy = \"mixed\"\n";
+    let single = "cluster.mig-strategy = \"single\"\n";
+    let layout = |name: &str| format!("mig.layout = \"{name}\"\n");
+    let unknown = "MIG devices are unknown";
+    for (settings, quota, requested, warning) in [
+        (
+            format!("{mixed}{}", layout("all-balanced")),
+            json!({"requests.nvidia.com/mig-1g.10gb": "16", "requests.nvidia.com/mig-2g.20gb": "8",
+                   "requests.nvidia.com/mig-3g.40gb": "8"}),
+            Some("nvidia.com/mig-1g.10gb"),
+            false,
+        ),
+        (
+            format!("{single}{}", layout("all-1g.10gb")),
+            json!({"requests.nvidia.com/gpu": "56"}),
+            Some("nvidia.com/gpu"),
+            false,
+        ),
+        (
+            format!("{mixed}{}", layout("all-enabled")),
+            json!({"requests.nvidia.com/gpu": "8"}),
+            None,
+            true,
+        ),
+        (
+            single.to_owned(),
+            json!({"requests.nvidia.com/gpu": "8"}),
+            Some("nvidia.com/gpu"),
+            true,
+        ),
+    ] {
+        let written = Written::new();
+        let output = written.write_for(&settings, "p5.48xlarge");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert_eq!(said.contains(unknown), warning, "{said}");
+        let documents = written.documents();
+        let hard = &find(&documents, "ResourceQuota", "gpus")["spec"]["hard"];
+        assert_eq!(*hard, quota, "{settings}");
+        let pods = documents.iter().filter(|(_, one)| one["kind"] == "Pod");
+        let limits = pods.map(|(_, pod)| &pod["spec"]["containers"][0]["resources"]["limits"]);
+        let expected = requested.map(|name| json!({name: 1}));
+        assert_eq!(
+            limits.collect::<Vec<_>>(),
+            expected.iter().collect::<Vec<_>>(),
+            "{settings}"
+        );
+        let suggested = said.contains("test/gpu-pod.yaml\n");
+        assert_eq!(suggested, requested.is_some(), "{said}");
+    }
 }
 
 #[test]

@@ -615,6 +615,13 @@ fn clients_of(hands: &Hands, gpus: &[&NvmlDevice]) -> Result<Vec<GpuClient>, Fil
     Ok(found)
 }
 
+/// The remedy for pods. A drain keeps the pods of DaemonSets: without the label `gpu.present`, the DaemonSets of `manifests` do not
+/// run on the node, and with `gpu.deploy.operands=false` those of the GPU Operator do not (NVIDIA/gpu-operator v26.7.0,
+/// `controllers/state_manager.go`).
+const EMPTY_NODE: &str = "run `kubectl drain NODE --ignore-daemonsets`, and against the device plugin and the DCGM exporter `kubectl \
+                          label node NODE nvidia.com/gpu.present-` (of the GPU Operator: `kubectl label node NODE --overwrite \
+                          nvidia.com/gpu.deploy.operands=false`)";
+
 /// Returns an error that lists the programs. They are not stopped without consent.
 fn refuse(found: &[GpuClient]) -> Result<(), ChangeError> {
     if found.is_empty() {
@@ -623,16 +630,24 @@ fn refuse(found: &[GpuClient]) -> Result<(), ChangeError> {
     let units: Vec<String> = (found.iter().filter_map(|client| client.unit.as_ref()))
         .map(shell_word)
         .collect();
-    let hint = match units.is_empty() {
-        true => {
-            "drain the node or stop these programs, then run `gpu-bootstrap install`".to_owned()
-        }
-        false => format!(
-            "run `systemctl stop {}`, or add these units to `mig.stop-units`; stop the other programs; then run \
-             `gpu-bootstrap install`",
+    let mut steps = Vec::new();
+    if found.iter().any(|client| client.is_in_pod) {
+        steps.push(EMPTY_NODE.to_owned());
+    }
+    if !units.is_empty() {
+        steps.push(format!(
+            "run `systemctl stop {}`, or add these units to `mig.stop-units`",
             units.join(" ")
-        ),
-    };
+        ));
+    }
+    if found
+        .iter()
+        .any(|client| client.unit.is_none() && !client.is_in_pod)
+    {
+        steps.push("stop the programs that are not in a pod or unit".to_owned());
+    }
+    steps.push("then run `gpu-bootstrap install`".to_owned());
+    let hint = steps.join("; ");
     let what = format!(
         "partition the GPUs: {}; the MIG layout of a GPU in use cannot be changed",
         in_use_by(found)

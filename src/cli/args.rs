@@ -522,6 +522,7 @@ pub struct UserDataArgs {
 
 /// `manifests`.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("pinned").args(["os", "lock"])))]
 pub struct ManifestsArgs {
     /// Directory for the files. Files that this command has not written, or that were edited, are not
     /// overwritten
@@ -743,7 +744,7 @@ fn of_nvidia(text: &str) -> Result<PciId, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory, Parser};
+    use clap::{CommandFactory, Parser, error::ErrorKind};
 
     use super::Cli;
     use crate::dkms::FETCH;
@@ -761,6 +762,15 @@ mod tests {
         );
         if let Err(error) = Cli::try_parse_from(words.split_whitespace()) {
             panic!("{error}");
+        }
+    }
+
+    #[test]
+    fn lock_file_is_rejected_without_a_machine() {
+        for command in ["plan", "manifests --out out"] {
+            let line = format!("gpu-bootstrap {command} --os debian-12 --lock node.lock");
+            let error = Cli::try_parse_from(line.split(' ')).expect_err(command);
+            assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{command}");
         }
     }
 

@@ -243,7 +243,7 @@ fn write(
         .and_then(|()| files.write(path, text.as_bytes(), 0o644))
         .map_err(|error| {
             let message = format!("failed to write the lock file `{path}`");
-            let hint = error.hint();
+            let hint = error.output_hint();
             Failure::caused(Exit::Internal, "output", &message, error, hint.as_deref())
         })
 }

@@ -3,6 +3,8 @@
 
 mod values;
 
+use std::collections::BTreeMap;
+
 use camino::{Utf8Path, Utf8PathBuf};
 
 use self::values::{Node, render};
@@ -12,11 +14,13 @@ use super::{
     machine, prepare, print, trial,
 };
 use crate::{
+    config::desired::Desired,
     exit::Exit,
-    host::{FilesError, Host, Nvml, digest::sha256, trusted::refuse_foreign},
+    host::{FilesError, Host, Nvml, NvmlDevice, digest::sha256, trusted::refuse_foreign},
     joins::RuntimeClass,
+    mig::{self, MigStrategy},
     model::text::{directory, shell_word},
-    sharing::{DRA_DRIVER, PARTS_UNKNOWN, UNIFORM_PARTS},
+    sharing::{DRA_DRIVER, DevicePluginSpec},
     state::labels,
 };
 
@@ -62,9 +66,10 @@ pub(super) async fn run(
             Exit::Blocked,
             "no-devices",
             "write the manifests: the device plugin would offer no GPU of this machine to pods",
-            Some(&format!(
-                "run `gpu-bootstrap facts` to list the GPUs. {UNIFORM_PARTS} For another machine, add `--os ID-VERSION --gpu NAME`"
-            )),
+            Some(
+                "run `gpu-bootstrap facts` to list the GPUs. With `cluster.mig-strategy = \"single\"`, all GPUs need the same \
+                 MIG devices. For another machine, add `--os ID-VERSION --gpu NAME`",
+            ),
         ));
     }
     let files = documents(&node, &out).map_err(|why| {
@@ -83,9 +88,13 @@ pub(super) async fn run(
         print::text(&mut console.out, &format!("{done:<9} {path}\n"))?;
     }
     let apply = |path: &Utf8Path| format!("kubectl apply -f {}", shell_word(path));
+    let mut commands = vec![apply(&out)];
+    if node.has_test_pod {
+        commands.push(apply(&out.join(TEST_POD)));
+    }
     console.next(
         "Then, in the cluster (read the files in `policies` and `queues` before you apply them):",
-        &[apply(&out), apply(&out.join(TEST_POD))],
+        &commands,
     );
     Ok(Exit::Ok)
 }
@@ -109,11 +118,44 @@ fn imagined(
         trial::resolved(host, env, &matrix, (&args.target, &args.trial), system)?;
     console.warn(&resolution.warnings);
     let desired = &resolution.desired;
-    if desired.device_plugin.offers_parts() {
-        console.warn(&[PARTS_UNKNOWN.to_owned()]);
+    let (plugin, gpus) = (&desired.device_plugin, machine.facts.gpus.len());
+    if let Some(layouts) = machine.mig.instances() {
+        let offers = offered(plugin, &mig::planned(layouts, gpus))?;
+        return Ok(Node::new(desired, offers, None));
     }
-    let offers = (desired.device_plugin).offers_of_whole_gpus(machine.facts.gpus.len());
-    Ok(Node::new(desired, offers, None))
+    Ok(with_unknown_parts(console, desired, gpus))
+}
+
+/// Returns the values for this number of GPUs, whose MIG devices are unknown.
+fn with_unknown_parts(console: &mut Console<'_>, desired: &Desired, gpus: usize) -> Node {
+    let plugin = &desired.device_plugin;
+    let mut node = Node::new(desired, plugin.offers_of_whole_gpus(gpus), None);
+    let unknown = "the MIG devices are unknown (run the command on the node after `install`)";
+    match plugin.mig_strategy {
+        MigStrategy::None => {}
+        MigStrategy::Single => {
+            console.warn(&[format!("{unknown}, so the quotas count whole GPUs")]);
+        }
+        MigStrategy::Mixed => {
+            node.has_test_pod = false;
+            console.warn(&[format!(
+                "{unknown}, so the quotas count whole GPUs, and `{TEST_POD}` is not written"
+            )]);
+        }
+    }
+    node
+}
+
+/// Returns the resources that the device plugin offers for these devices, with their numbers.
+fn offered(
+    plugin: &DevicePluginSpec,
+    devices: &[NvmlDevice],
+) -> Result<BTreeMap<String, usize>, Failure> {
+    plugin.offers(devices).map_err(|what| {
+        let message = format!("count the devices: NVML does not report {what}");
+        let hint = "run `gpu-bootstrap check` to find the cause";
+        Failure::new(Exit::StepFailed, "devices-unknown", &message, Some(hint))
+    })
 }
 
 /// Returns the values for this machine.
@@ -124,6 +166,7 @@ async fn this_machine(
     args: &args::ManifestsArgs,
 ) -> Result<Node, Failure> {
     let request = prepare::request(&args.target, &args::ImageArgs::default(), false, None)?;
+    let request = prepare::with_lock(host, env, &args.target, request)?;
     let target = prepare::target(host, env, request).await?;
     console.warn(&target.resolution.warnings);
     has_no_dra_driver(host)?;
@@ -135,14 +178,13 @@ async fn this_machine(
         console.warn(&[
             "NVML does not respond, so the quotas count the GPUs on the PCI bus".to_owned(),
         ]);
-        let offers = plugin.offers_of_whole_gpus(target.facts().gpus.len());
-        return Ok(Node::new(desired, offers, None));
+        return Ok(with_unknown_parts(
+            console,
+            desired,
+            target.facts().gpus.len(),
+        ));
     };
-    let offers = plugin.offers(&view.devices).map_err(|what| {
-        let message = format!("count the devices: NVML does not report {what}");
-        let hint = "run `gpu-bootstrap check` to find the cause";
-        Failure::new(Exit::StepFailed, "devices-unknown", &message, Some(hint))
-    })?;
+    let offers = offered(plugin, &view.devices)?;
     let labels = labels::of(target.facts(), nvml, plugin).ok();
     let product = labels.and_then(|mut all| all.labels.remove(values::PRODUCT));
     Ok(Node::new(desired, offers, product))
@@ -179,6 +221,7 @@ fn documents(node: &Node, out: &Utf8Path) -> Result<Vec<(Utf8PathBuf, String)>, 
         let is_wanted = match name {
             RUNTIME_CLASS => node.runtime_class == RuntimeClass::Created,
             MPS => node.plugin.mps().is_some(),
+            TEST_POD => node.has_test_pod,
             _ => true,
         };
         if name.ends_with(".yaml") && is_wanted {

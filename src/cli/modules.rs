@@ -103,7 +103,7 @@ async fn export(
     let failed = |message: String, error: FilesError| {
         let (reason, hint) = (
             error.reason().unwrap_or("modules-not-exported"),
-            error.hint(),
+            error.output_hint(),
         );
         Failure::caused(Exit::StepFailed, reason, &message, error, hint.as_deref())
     };

@@ -21,7 +21,7 @@ use crate::{
     },
     config::{
         desired::{Desired, DriverSpec, KernelSpec, ModuleMethod, PackageSpec, Purpose},
-        error::ResolveError,
+        error::{Refusal, ResolveError},
         kernel,
         load::{self, SettingsRequest},
         resolve::{Flags, Resolution},
@@ -30,14 +30,18 @@ use crate::{
     exit::Exit,
     facts::{Facts, GpuFact, Kernel, Os, Unknown, switches},
     host::{Host, memory::Tree},
+    mig::{GpuLayout, Layout, LayoutRequest, MigGpu, NoLayout},
     model::{
+        fault::Fault,
         pci::PciAddress,
+        text::counted,
         version::{Branch, KernelVersion},
     },
     report::{
         Style,
         document::{SCHEMA, TOOL, Tool},
     },
+    sharing::SharingSpec,
 };
 
 /// The default architecture.
@@ -69,6 +73,7 @@ pub(super) fn run(
     console.warn(&resolution.warnings);
     rejected(&resolution.desired)?;
     let mut document = TrialDocument::of(&machine, &resolution, &args.trial);
+    document.unknown.extend(machine.mig.unknown());
     document
         .unknown
         .extend(newer_than(&matrix, &resolution.desired));
@@ -109,12 +114,136 @@ pub(super) fn resolved(
     };
     let nothing = nothing();
     let mut tried = Vec::new();
-    for machine in machines {
+    for mut machine in machines {
         let named = &*host.files;
         let found = load::load(&*nothing.files, named, &ask, &machine.facts, matrix);
+        let found = found.and_then(|resolution| {
+            machine.mig = MigPlan::of(&machine.facts, &resolution.desired)?;
+            refuse_sharing(&machine.facts, &resolution.desired)?;
+            Ok(resolution)
+        });
         tried.push((machine, found));
     }
     alike(tried, trial)
+}
+
+/// The MIG layouts of a simulated machine.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum MigPlan {
+    /// None is configured.
+    None,
+    /// The layout of each GPU that supports MIG.
+    Layouts(Vec<GpuLayout>),
+    /// The reason that only the machine shows them.
+    Unknown(String),
+}
+
+impl MigPlan {
+    /// Computes the layouts like the step `driver.mig`.
+    ///
+    /// # Errors
+    /// If the layout does not fit on the GPUs.
+    fn of(facts: &Facts, desired: &Desired) -> Result<Self, Refusal> {
+        let Some(spec) = desired.mig.as_ref().filter(|_| !facts.gpus.is_empty()) else {
+            return Ok(Self::None);
+        };
+        if let LayoutRequest::File { path, .. } = &spec.layout {
+            return Ok(Self::Unknown(format!(
+                "`{path}` is only read on the machine"
+            )));
+        }
+        let gpus: Vec<MigGpu> = (facts.gpus.iter())
+            .map(|gpu| {
+                MigGpu::of_model(
+                    gpu.pci_address,
+                    gpu.pci_id,
+                    gpu.subsystem_id,
+                    gpu.name.as_deref(),
+                    gpu.compute_capability,
+                )
+            })
+            .collect();
+        // The PCI addresses are simulated.
+        let without_address = |text: String| {
+            let names = gpus.iter().map(|gpu| (gpu.to_string(), &gpu.name));
+            names.fold(text, |text, (full, name)| text.replace(&full, name))
+        };
+        match spec.layout.layouts(None, &gpus) {
+            Ok(layouts) => Ok(Self::Layouts(layouts)),
+            Err(NoLayout::Later(gpu)) => Ok(Self::Unknown(format!(
+                "only the driver reports the MIG profiles of {}",
+                without_address(gpu)
+            ))),
+            Err(NoLayout::Fault(fault)) => {
+                let why = without_address(fault.why);
+                Err(refused("mig-layout", Fault { why, ..fault }))
+            }
+        }
+    }
+
+    /// The layout of each GPU that supports MIG. `None` if it is not configured or unknown.
+    fn layout(&self) -> Option<&Layout> {
+        match self {
+            Self::Layouts(layouts) => layouts.first().map(|one| &one.layout),
+            Self::None | Self::Unknown(_) => None,
+        }
+    }
+
+    /// The layouts. `None` if a layout is not configured or unknown, or if another tool creates the instances.
+    pub(super) fn instances(&self) -> Option<&[GpuLayout]> {
+        match self {
+            Self::Layouts(layouts) => {
+                let is_known =
+                    |one: &GpuLayout| !(one.layout.enabled && one.layout.profiles().is_empty());
+                layouts.iter().all(is_known).then_some(&layouts[..])
+            }
+            Self::None | Self::Unknown(_) => None,
+        }
+    }
+
+    /// Describes it in a list of GPUs with different results.
+    fn title(&self) -> Option<String> {
+        match self {
+            Self::None => None,
+            Self::Layouts(_) => self.layout().map(|layout| format!("MIG layout {layout}")),
+            Self::Unknown(why) => Some(format!("MIG layout unknown: {why}")),
+        }
+    }
+
+    fn unknown(&self) -> Option<Unknown> {
+        let Self::Unknown(why) = self else {
+            return None;
+        };
+        Some(Unknown {
+            fact: "mig-layout".to_owned(),
+            why: why.clone(),
+        })
+    }
+}
+
+fn refused(reason: &'static str, fault: Fault) -> Refusal {
+    Refusal {
+        reason,
+        why: fault.why,
+        hint: Some(fault.remedy),
+    }
+}
+
+/// Rejects sharing that the step `mps.daemon` would reject.
+fn refuse_sharing(facts: &Facts, desired: &Desired) -> Result<(), Refusal> {
+    let mps = desired.driver.as_ref().and(desired.device_plugin.mps());
+    let Some((spec, _)) = mps else {
+        return Ok(());
+    };
+    let fault = facts.gpus.iter().find_map(|gpu| {
+        let name = gpu.name.as_deref().unwrap_or("the GPU");
+        let capability = gpu.compute_capability.map(|it| it.to_string());
+        spec.exceeds_mps(name, capability.as_deref())
+    });
+    match fault {
+        Some(fault) => Err(refused("mps-replicas", fault)),
+        None => Ok(()),
+    }
 }
 
 /// Rejects versions that lack security fixes. The steps of `install` also reject them, unless the machine already has this
@@ -187,6 +316,7 @@ pub(super) struct TrialMachine {
     /// The GPUs, such as `p5.48xlarge (8 × H100 SXM5 80GB)`. `None` without a GPU.
     label: Option<String>,
     pub(super) facts: Facts,
+    pub(super) mig: MigPlan,
 }
 
 /// Returns the requested machines. A GPU name that matches several GPUs results in several machines.
@@ -200,6 +330,7 @@ fn machines(
         return Ok(vec![TrialMachine {
             label: None,
             facts: facts(matrix, os, arch, asked, None),
+            mig: MigPlan::None,
         }]);
     };
     let name_matches = matrix.name_matches(name).map_err(|unknown| {
@@ -213,6 +344,7 @@ fn machines(
         Ok(TrialMachine {
             facts: facts(matrix, os, arch, asked, Some(&name_match)),
             label: Some(name_match.label),
+            mig: MigPlan::None,
         })
     };
     name_matches.into_iter().map(machine).collect()
@@ -295,17 +427,19 @@ fn alike(
         }
     }
     let differs = answers.windows(2).any(|pair| {
-        let [one, other] = [&pair[0].1.desired, &pair[1].1.desired];
-        installs(one) != installs(other)
+        let [(one, first), (other, second)] = [&pair[0], &pair[1]];
+        installs(&first.desired) != installs(&second.desired) || one.mig != other.mig
     });
     if differs || !(answers.is_empty() || refused.is_empty()) {
         let name = asked.gpu.as_deref().unwrap_or_default();
         let fits = answers.iter().map(|(machine, resolution)| {
             let label = machine.label.as_deref().unwrap_or_default();
-            let driver = resolution.desired.driver.as_ref();
-            driver.map_or(label.to_owned(), |driver| {
-                format!("{label}: {}", title(driver))
-            })
+            let driver = resolution.desired.driver.as_ref().map(title);
+            let parts: Vec<String> = driver.into_iter().chain(machine.mig.title()).collect();
+            match parts.is_empty() {
+                true => label.to_owned(),
+                false => format!("{label}: {}", parts.join(", ")),
+            }
         });
         let not = refused.iter().map(|(machine, error)| {
             let label = machine.label.as_deref().unwrap_or_default();
@@ -383,6 +517,9 @@ struct TrialDocument<'r> {
     repositories: Vec<&'r str>,
     packages: Vec<PackageGroup<'r>>,
     join: Option<&'r str>,
+    /// The layout of each GPU that supports MIG.
+    mig_layout: Option<String>,
+    sharing: Option<&'r SharingSpec>,
     duration: Duration,
     reboots: Reboots,
     reasons: &'r [String],
@@ -541,6 +678,8 @@ impl<'r> TrialDocument<'r> {
                 .collect(),
             packages: groups(desired),
             join: (desired.cluster.as_ref()).map(|cluster| cluster.method.name()),
+            mig_layout: machine.mig.layout().map(ToString::to_string),
+            sharing: desired.device_plugin.sharing.as_ref(),
             duration: Duration::of(id, version, desired.driver.as_ref(), compiled),
             reboots: Reboots::of(desired),
             reasons: &resolution.reasons,
@@ -593,6 +732,20 @@ impl<'r> TrialDocument<'r> {
             row("repositories", &self.repositories.join(", "));
         }
         row("join", self.join.unwrap_or("no cluster"));
+        if let Some(layout) = &self.mig_layout {
+            row("mig", &format!("{layout} on each GPU that supports MIG"));
+        }
+        if let Some(spec) = self.sharing {
+            row(
+                "sharing",
+                &format!(
+                    "{}, {} of each {}",
+                    spec.method.name(),
+                    counted(spec.replicas, "replica"),
+                    spec.resources.join(", ")
+                ),
+            );
+        }
         row("duration", &self.duration.human());
         row("reboots", &self.reboots.human());
         for reason in self.reasons {

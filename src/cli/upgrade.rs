@@ -18,8 +18,7 @@ pub(super) async fn run(
 ) -> Result<Exit, Failure> {
     if args.dry_run {
         let request = requested(host, env, args)?;
-        let command = plan::install_command(&args.target, &args::ImageArgs::default());
-        let command = command.replacen(" install", " upgrade", 1);
+        let command = command(args);
         return plan::show(
             host,
             env,
@@ -41,6 +40,16 @@ pub(super) async fn run(
         format: args.output.format,
     };
     install::apply(host, env, console, asked, &output).await
+}
+
+/// Returns the `upgrade` command with the settings that `--dry-run` got, quoted for a shell.
+fn command(args: &args::UpgradeArgs) -> String {
+    let command = plan::install_command(&args.target, &args::ImageArgs::default());
+    let mut command = command.replacen(" install", " upgrade", 1);
+    if args.as_installed {
+        command.push_str(" --as-installed");
+    }
+    command
 }
 
 /// Returns the request of this command line.
@@ -69,4 +78,28 @@ fn requested(host: &Host, env: &Env, args: &args::UpgradeArgs) -> Result<Request
         deadline_seconds: deadline,
         ..request
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::command;
+    use crate::cli::args::{Cli, Command};
+
+    #[test]
+    fn command_repeats_the_settings() {
+        for (words, expected) in rows! {
+            "--as-installed", "gpu-bootstrap upgrade --as-installed";
+            "--set driver.branch=580 --lock node.lock",
+                "gpu-bootstrap upgrade --set driver.branch=580 --lock node.lock";
+        } {
+            let line = format!("gpu-bootstrap upgrade --dry-run {words}");
+            let parsed = Cli::try_parse_from(line.split(' ')).expect("valid");
+            let Command::Upgrade(args) = parsed.command else {
+                panic!("{line}");
+            };
+            assert_eq!(command(&args), expected);
+        }
+    }
 }

@@ -467,9 +467,9 @@ settings! {
     FleetConfig {
         /// A lock that limits how many nodes are out of service: `"none"`; `"fleetlock:URL"` for a server with the
         /// [FleetLock protocol](https://github.com/coreos/zincati/blob/main/docs/development/fleetlock/protocol.md);
-        /// `"command:PROGRAM ARGUMENT …"` for a program, which gets the additional argument `acquire` or `release`
-        /// and must exit with 0 if it has done so, also if the node already holds or does not hold the lock. A
-        /// failed upgrade keeps the lock.
+        /// `"command:PROGRAM ARGUMENT …"` for a program with its absolute path, which gets the additional argument
+        /// `acquire` or `release` and must exit with 0 if it has done so, also if the node already holds or does not
+        /// hold the lock. A failed upgrade keeps the lock.
         pub lock: FleetLock = FleetLock::None,
         /// The group of the node on the FleetLock server.
         pub lock_group: LockGroup = LockGroup::default(),

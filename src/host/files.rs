@@ -12,6 +12,21 @@ const LITTLE: u64 = 4 << 20;
 /// With fewer free inodes, a filesystem has no room for the files of packages.
 const FEW_INODES: u64 = 1000;
 
+/// The directory for settings and the files that they refer to.
+const OWN: &str = "/etc/gpu-bootstrap";
+
+/// The directories of the system, which should be writable only by root. `/opt`, `/run` and `/var/lib`
+/// also contain directories of users.
+const SYSTEM: [&str; 7] = [
+    "/boot",
+    "/etc",
+    "/lib",
+    "/root",
+    "/run/gpu-bootstrap",
+    "/usr",
+    "/var/lib/gpu-bootstrap",
+];
+
 /// The suffix of a temporary file that is being written.
 const UNFINISHED: &str = ".gpu-bootstrap-new";
 
@@ -288,11 +303,8 @@ impl FilesError {
 
     /// The remedy, if the filesystem rejected the write or the file is untrusted.
     pub fn hint(&self) -> Option<String> {
-        if let Self::Foreign { at, .. } = self {
-            let at = shell_word(at);
-            return Some(format!(
-                "check the content, then run `chown -h root:root {at} && chmod go-w {at}`"
-            ));
+        if let Self::Foreign { path, at, .. } = self {
+            return Some(untrusted_hint(path, at));
         }
         let FullFilesystem {
             mount,
@@ -301,6 +313,42 @@ impl FilesError {
         } = self.disk()?;
         Some(limit.remedy(mount, free_space))
     }
+
+    /// The remedy for a file or directory that a command writes because of an option.
+    pub fn output_hint(&self) -> Option<String> {
+        match self {
+            Self::Foreign { .. } => Some(format!(
+                "specify a path in a directory that only root can write, such as `{OWN}`"
+            )),
+            Self::Io { .. } | Self::NotText { .. } | Self::NotReported { .. } => self.hint(),
+        }
+    }
+}
+
+/// The remedy for a file that is untrusted because of the owner or the mode of `at`. A directory that
+/// is not part of the system, such as a home directory, keeps its owner. `install -b` keeps an
+/// existing file with the name of the copy.
+fn untrusted_hint(path: &Utf8Path, at: &Utf8Path) -> String {
+    let is_of_system = SYSTEM
+        .iter()
+        .any(|&directory| at.starts_with(directory) || Utf8Path::new(directory).starts_with(at));
+    if path == at || is_of_system {
+        let at = shell_word(at);
+        return format!("check the content, then run `chown -h root:root {at} && chmod go-w {at}`");
+    }
+    if path.starts_with(OWN) {
+        return format!(
+            "replace the symlink in `{path}` that leads to `{at}` with a copy of its target, and keep \
+             the owner of `{at}`"
+        );
+    }
+    let copy = Utf8Path::new(OWN).join(path.file_name().unwrap_or("copy"));
+    format!(
+        "run `install -bD -m 0600 {} {}` (`-m 0700` for a program), check the copy, and use its path; \
+         keep the owner of `{at}`",
+        shell_word(path),
+        shell_word(copy)
+    )
 }
 
 pub trait ReadFiles: Send + Sync {
@@ -437,7 +485,7 @@ mod tests {
 
     use nix::errno::Errno;
 
-    use super::{FreeSpace, Inodes, Limit};
+    use super::{FilesError, FreeSpace, Inodes, Limit};
 
     #[test]
     fn each_limit_has_a_separate_reason_and_remedy() {
@@ -477,5 +525,40 @@ mod tests {
         };
         let full = Error::from_raw_os_error(Errno::ENOSPC as i32);
         assert_eq!(Limit::of(&full, &none), Some(Limit::Space));
+    }
+
+    #[test]
+    fn home_directory_keeps_its_owner() {
+        let hint = |path: &str, at: &str| {
+            let error = FilesError::Foreign {
+                path: path.into(),
+                at: at.into(),
+                uid: 1000,
+                gid: 1000,
+                mode: 0o755,
+            };
+            error.hint().expect("a remedy")
+        };
+        for (path, at, words) in rows! {
+            "/home/ada/node.lock", "/home/ada",
+                "`install -bD -m 0600 /home/ada/node.lock /etc/gpu-bootstrap/node.lock`";
+            "/var/lib/jenkins/a b.toml", "/var/lib/jenkins",
+                "'/var/lib/jenkins/a b.toml' '/etc/gpu-bootstrap/a b.toml'";
+            // `/etc/gpu-bootstrap` is a symlink.
+            "/etc/gpu-bootstrap/node.lock", "/home/ada", "replace the symlink";
+        } {
+            let hint = hint(path, at);
+            assert!(hint.contains(words) && !hint.contains("chown"), "{hint}");
+        }
+        for (path, at) in rows! {
+            "/etc/gpu-bootstrap/config.toml", "/etc/gpu-bootstrap";
+            "/var/lib/gpu-bootstrap/receipt.json", "/var";
+            // Only the file belongs to a user.
+            "/srv/node.lock", "/srv/node.lock";
+            "/srv/node.lock", "/";
+        } {
+            let command = format!("chown -h root:root {at} && chmod go-w {at}");
+            assert!(hint(path, at).contains(&command), "{path}");
+        }
     }
 }

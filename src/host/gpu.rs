@@ -62,7 +62,7 @@ pub struct NvmlView {
 }
 
 /// One GPU in NVML. Unreported values are `None`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NvmlDevice {
     /// The NVML index.

@@ -145,6 +145,29 @@ pub const fn name(strategy: MigStrategy) -> Option<&'static str> {
     }
 }
 
+/// Returns the devices of a machine that does not exist yet: this number of GPUs, some of which have these layouts.
+pub fn planned(layouts: &[GpuLayout], gpus: usize) -> Vec<NvmlDevice> {
+    let gpu = |(index, at): (u32, usize)| {
+        let layout = layouts.get(at).map(|one| &one.layout);
+        let profiles = layout.map_or(&[][..], Layout::profiles);
+        NvmlDevice {
+            index,
+            mig: layout.map(|layout| layout.enabled),
+            mig_devices: (0..)
+                .zip(profiles)
+                .map(|(index, profile)| MigDevice {
+                    index,
+                    uuid: None,
+                    profile: Some(profile.to_string()),
+                    share: Some(MigShare::default()),
+                })
+                .collect(),
+            ..NvmlDevice::default()
+        }
+    };
+    (0..).zip(0..gpus).map(gpu).collect()
+}
+
 /// A resource of MIG devices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate<'n> {

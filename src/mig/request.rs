@@ -10,9 +10,12 @@ use super::{
     geometry::Geometry,
     layout::{GpuLayout, Layout, ModelLayout, NamedLayout},
 };
-use crate::model::{
-    fault::Fault,
-    pci::{PciAddress, PciId},
+use crate::{
+    compat::capability::ComputeCapability,
+    model::{
+        fault::Fault,
+        pci::{PciAddress, PciId},
+    },
 };
 
 /// The source of the layout, from the settings.
@@ -61,6 +64,39 @@ pub struct MigGpu {
 impl fmt::Display for MigGpu {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(to, "{} ({})", self.name, self.address)
+    }
+}
+
+/// Whether no GPU with this compute capability supports MIG: those before Ampere, and those of Ampere and Ada other than 8.0.
+/// Source: NVIDIA Multi-Instance GPU User Guide, "Supported GPUs".
+fn never_has_mig(capability: ComputeCapability) -> bool {
+    let ComputeCapability { major, minor } = capability;
+    major < 8 || (major == 8 && minor > 0)
+}
+
+impl MigGpu {
+    /// Returns a GPU of which only the model is known, because NVML does not respond or there is no machine.
+    pub fn of_model(
+        address: PciAddress,
+        id: PciId,
+        subsystem: Option<PciId>,
+        name: Option<&str>,
+        capability: Option<ComputeCapability>,
+    ) -> Self {
+        let geometry = Geometry::of(Some(id), None);
+        let has_none = capability.is_some_and(never_has_mig);
+        Self {
+            address,
+            id,
+            subsystem,
+            name: name.map_or_else(|| id.to_string(), str::to_owned),
+            // A GPU with an entry in the table supports MIG. Any other GPU may.
+            supports_mig: match geometry {
+                Some(_) => Some(true),
+                None => has_none.then_some(false),
+            },
+            geometry,
+        }
     }
 }
 
@@ -341,6 +377,23 @@ mod tests {
         assert_eq!(request.layouts(None, &[unknown]), later);
         let silent = gpu("0000:06:00.0", "10de:9999", true);
         assert_eq!(request.layouts(None, &[silent]), later);
+    }
+
+    #[test]
+    fn model_determines_the_support_without_nvml() {
+        for (id, capability, supports_mig) in rows! {
+            "10de:2330", "9.0", Some(true);
+            "10de:27b8", "8.9", Some(false);
+            "10de:1db1", "7.0", Some(false);
+            // Some models of this architecture support it.
+            "10de:2bb1", "12.0", None;
+            "10de:9999", "8.0", None;
+        } {
+            let (id, capability) = (id.parse().unwrap(), capability.parse().ok());
+            let address = "0000:06:00.0".parse().unwrap();
+            let gpu = MigGpu::of_model(address, id, None, None, capability);
+            assert_eq!(gpu.supports_mig, supports_mig, "{id}");
+        }
     }
 
     #[test]

@@ -92,23 +92,25 @@ fn seen(cx: &Cx<'_>, devices: Option<&[NvmlDevice]>) -> Result<Vec<SeenGpu>, Ste
         let device = (devices.into_iter().flatten())
             .find(|device| device.pci_address == Some(address) && device.error.is_none());
         let support = device.and_then(|device| device.mig_support.as_ref());
-        let geometry = Geometry::of(Some(fact.pci_id), support);
+        let model = MigGpu::of_model(
+            address,
+            fact.pci_id,
+            fact.subsystem_id,
+            fact.name.as_deref(),
+            fact.compute_capability,
+        );
         found.push(SeenGpu {
             now: device
                 .map(|device| layout_of(device).map(|layout| (layout, is_split_next(device)))),
             needs_reset: device.is_none_or(needs_reset),
             can_reset: cx.host.files().exists(&reset_file(address))?,
-            gpu: MigGpu {
-                address,
-                id: fact.pci_id,
-                subsystem: fact.subsystem_id,
-                name: (fact.name.clone()).unwrap_or_else(|| fact.pci_id.to_string()),
-                // Without NVML, a GPU with an entry in the table supports MIG. Any other GPU may.
-                supports_mig: match device {
-                    Some(device) => Some(is_capable(device)),
-                    None => geometry.is_some().then_some(true),
+            gpu: match device {
+                Some(device) => MigGpu {
+                    supports_mig: Some(is_capable(device)),
+                    geometry: Geometry::of(Some(fact.pci_id), support),
+                    ..model
                 },
-                geometry,
+                None => model,
             },
         });
     }

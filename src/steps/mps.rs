@@ -25,7 +25,7 @@ use crate::{
     step::{Assessment, Cx, Step, StepError},
     tools::{
         mps::{self, DIRECTORY_MODE, LOGS, PIPES, PROGRAM},
-        packages::HEADER,
+        packages::{HEADER, Manager},
         selinux,
         systemctl::{UnitState, own_file},
     },
@@ -285,8 +285,7 @@ fn decide(state: &MpsState, desired: &Desired, facts: &Facts) -> Assessment {
     if !state.has_program {
         return Assessment::blocked(
             format!("`{PROGRAM}` is not installed"),
-            "install the package that contains it, in the version of the driver, and run the command again"
-                .to_owned(),
+            no_program(desired.packages.manager),
         );
     }
     let Some(devices) = devices else {
@@ -345,6 +344,17 @@ fn planned(state: &MpsState, devices: &[NvmlDevice], replicas: u32) -> Assessmen
         "`{UNIT}` responds, and each of {replicas} programs may use {percentage} % of the threads of a GPU; the directory is \
          `{PIPES}`"
     ))
+}
+
+/// The remedy if the control daemon is missing. No profile contains the name of its package, which depends on the source of the
+/// driver.
+fn no_program(manager: Manager) -> String {
+    let search = manager.backend().commands().containing;
+    format!(
+        "run `{}`, because gpu-bootstrap does not know its package; install the package in the version of the driver, and run the \
+         command again",
+        search.replace("FILE", PROGRAM)
+    )
 }
 
 /// Blocks a restart of the daemon, which would stop these programs.
@@ -601,6 +611,10 @@ mod tests {
         } {
             let (why, hint) = found(&state, replicas).expect_blocked();
             assert!(why.contains(reason) && !hint.is_empty(), "{why}");
+        }
+        for manager in Manager::ALL {
+            let hint = no_program(manager);
+            assert!(hint.contains(&format!(" {PROGRAM}`")), "{hint}");
         }
         // The daemon of the device plugin has the same limits.
         for devices in [split, old] {

@@ -82,7 +82,7 @@ step "Nomad"
 python3 tests/examples/check.py nomad examples/nomad/gpu.nomad.hcl
 
 step "Slurm"
-shellcheck examples/slurm/slurm-join
+shellcheck examples/slurm/slurm-join examples/slurm/slurm-leave examples/slurm/slurm-return
 plugins=$(dirname "$(find "$tools/root" -name gres_gpu.so)")
 slurmd=$(find "$tools/root/usr/sbin" -name 'slurmd*' -type f)
 # The lines that docs/slurm.md describes, and those that a test without a controller needs.

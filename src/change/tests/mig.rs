@@ -319,6 +319,39 @@ async fn client_blocks_unless_its_unit_may_be_stopped() {
 }
 
 #[tokio::test]
+async fn remedy_depends_on_the_clients() {
+    let machine = TestMachine::new();
+    with_board(&machine, Board::default());
+    let files = &machine.fakes.files;
+    let label = "kubectl label node NODE nvidia.com/gpu.present-`";
+    let (unit, pod) = (
+        "/system.slice/other.service",
+        "/kubepods.slice/kubepods-pod1.slice/cri-abc.scope",
+    );
+    for (cgroups, expected) in rows! {
+        &[pod][..], &[label][..];
+        &["/user.slice"][..], &["not in a pod or unit"][..];
+        &[unit, pod, "/user.slice"][..], &[label, "systemctl stop other.service", "not in a pod or unit"][..];
+    } {
+        for (cgroup, pid) in cgroups.iter().zip(77..) {
+            files.put(&format!("/proc/{pid}/comm"), "plugin\n");
+            files.put_link(&format!("/proc/{pid}/fd/9"), "/dev/nvidia0");
+            files.put(&format!("/proc/{pid}/cgroup"), format!("0::{cgroup}\n"));
+        }
+        let error = machine.applier.dry_run(&layout("1g.10gb*7")).await;
+        let hint = error.unwrap_err().hint.unwrap_or_default();
+        for part in [
+            label,
+            "systemctl stop other.service",
+            "not in a pod or unit",
+        ] {
+            assert_eq!(hint.contains(part), expected.contains(&part), "{hint}");
+        }
+        assert!(hint.ends_with("then run `gpu-bootstrap install`"), "{hint}");
+    }
+}
+
+#[tokio::test]
 async fn failed_reset_names_the_remedy() {
     let machine = TestMachine::new();
     let board = Board {

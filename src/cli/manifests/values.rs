@@ -43,6 +43,8 @@ pub(super) struct Node {
     is_labeled: bool,
     product: Option<String>,
     pub(super) runtime_class: RuntimeClass,
+    /// Whether a pod can request one of the resources.
+    pub(super) has_test_pod: bool,
 }
 
 /// An image in `images.toml`.
@@ -73,6 +75,7 @@ impl Node {
             runtime_class: cluster.map_or(RuntimeClass::Created, |spec| {
                 spec.method.implementation().runtime_class()
             }),
+            has_test_pod: true,
         }
     }
 
@@ -149,7 +152,7 @@ impl Node {
         ] {
             values.insert(name.to_owned(), value);
         }
-        for (name, value) in self.plugin.part_access() {
+        for (name, value) in self.plugin.mig_access() {
             values.insert(name.to_owned(), value.to_owned());
         }
         Ok(values)
