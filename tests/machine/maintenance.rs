@@ -400,7 +400,7 @@ fn waiting_for_the_lock_is_not_maintenance() {
         "gpu_bootstrap_upgrade_waiting 1\n",
         "gpu_bootstrap_maintenance 0\n",
         "gpu_bootstrap_run_active 0\n",
-        "waits for the fleet lock or for evictions since",
+        "waiting for the fleet lock or for evictions since",
     ] {
         assert!(seen.contains(line), "{line}: {seen}");
     }
