@@ -16,6 +16,7 @@ mod cuda;
 mod driver;
 mod fabric;
 mod health;
+mod imex;
 mod kubelet;
 mod libraries;
 mod log;
@@ -54,6 +55,7 @@ pub const ALL: &[Family] = &[
     health::FAMILY,
     log::FAMILY,
     fabric::FAMILY,
+    imex::FAMILY,
     rdma::FAMILY,
     pins::FAMILY,
     runtime_files::FAMILY,

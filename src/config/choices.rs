@@ -27,6 +27,19 @@ pub enum Existing {
     Replace,
 }
 
+/// Who runs IMEX, which connects the GPUs of several nodes in a rack.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImexMode {
+    /// Not changed.
+    #[default]
+    Off,
+    /// The unit of this machine, with a fixed list of nodes.
+    Host,
+    /// The DRA driver in the cluster, for each ComputeDomain. The unit of this machine must not run.
+    Dra,
+}
+
 /// When to restart a daemon whose restart stops its containers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

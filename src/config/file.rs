@@ -1,7 +1,7 @@
 //! The user-visible settings: the configuration file, and the environment and `--set` as other ways to set the same
 //! keys. Every key is optional, because the profile has the defaults.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::{
     compat::kernels::KernelPolicy,
     config::{
-        choices::{ConditionMeaning, Existing, GpuProcesses, Restart},
+        choices::{ConditionMeaning, Existing, GpuProcesses, ImexMode, Restart},
         values::{
             AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, GpuNeed, Holding,
             MinisignKey, ModuleSource, ModuleTarget, Moment, PackagePattern, Proxy, ResourceName,
@@ -91,6 +91,8 @@ settings! {
         pub cdi: CdiConfig,
         /// Persistence of the driver's state.
         pub persistence: PersistenceConfig,
+        /// Software for GPUs that are connected by NVLink switches.
+        pub fabric: FabricConfig,
         /// Partitioning of GPUs (MIG).
         pub mig: MigConfig,
         /// Package repositories by name.
@@ -254,6 +256,21 @@ settings! {
         /// Run the persistence daemon with persistence mode enabled, so that the driver keeps its state while no
         /// program uses it.
         pub enabled: Option<bool> => "`true`",
+    }
+}
+
+settings! {
+    /// Software for GPUs that are connected by NVLink switches. The fabric manager needs no settings.
+    FabricConfig {
+        /// Who runs IMEX on the nodes of a rack such as GB200 NVL72: `"off"`: not changed. `"dra"`: the DRA driver, for each
+        /// ComputeDomain. `nvidia-imex.service` is stopped and masked, because it would block the daemons of the DRA driver.
+        /// `"host"`: `nvidia-imex.service`, with the nodes in `fabric.imex-nodes` and the command service that the DRA driver
+        /// needs in its mode `hostManaged`. On machines outside of a rack, `"host"` has no effect. See
+        /// [multi-node NVLink](#multi-node-nvlink).
+        pub imex: ImexMode = ImexMode::Off,
+        /// The IP addresses of all nodes in the IMEX domain, including this one, such as `["10.0.0.11", "10.0.0.12"]`. Each node
+        /// must have the same list. Required by `fabric.imex = "host"`.
+        pub imex_nodes: Vec<IpAddr> = Vec::new(),
     }
 }
 

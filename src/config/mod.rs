@@ -12,6 +12,7 @@ mod driver;
 pub mod error;
 mod fabric;
 pub mod file;
+mod imex;
 pub mod kernel;
 pub mod keys;
 pub mod load;

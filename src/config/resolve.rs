@@ -16,6 +16,7 @@ use crate::{
         driver::DriverInputs,
         error::{Refusal, ResolveError, or_noted},
         file::Config,
+        imex,
         kernel::{KernelRow, template},
         mig::mig,
         no_effect::{self, NoEffectInputs},
@@ -170,6 +171,9 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let validation = or_noted(validation, wrong);
     if let Err(error) = fleet(inputs.layers, &config) {
         wrong.push(error);
+    }
+    if let Err(error) = imex::check(&config.fabric, inputs.layers) {
+        wrong.push(error.into());
     }
     let mig = or_noted(mig(&config.mig, inputs.layers), wrong);
     let (

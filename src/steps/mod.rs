@@ -88,6 +88,8 @@ pub const DRIVER_MODULE: StepId = StepId::new("driver.module");
 pub const DRIVER_PERSISTENCE: StepId = StepId::new("driver.persistence");
 /// The fabric manager, on machines that need it.
 pub const DRIVER_FABRIC: StepId = StepId::new("driver.fabric");
+/// Who runs IMEX on a node of a rack.
+pub const FABRIC_IMEX: StepId = StepId::new("fabric.imex");
 /// Device nodes and their symlinks.
 pub const DRIVER_NODES: StepId = StepId::new("driver.nodes");
 /// The MIG layout of the GPUs.
@@ -190,6 +192,7 @@ pub fn all() -> Vec<Step> {
         module::step(),
         persistence::step(),
         fabric::step(),
+        fabric::imex::step(),
         nodes::step(),
     ]);
     all.extend(daemons().map(runtime_config::step));

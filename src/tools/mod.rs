@@ -10,6 +10,7 @@ pub mod efi;
 pub mod faults;
 pub mod fleetlock;
 pub mod gridd;
+pub mod imex;
 pub mod initramfs;
 pub mod kernel_log;
 pub mod kmod;

@@ -22,7 +22,7 @@ use gpu_bootstrap::{
 use crate::{
     apt, apt_cache, boot,
     build::{Description, build},
-    cluster, containers, dnf, dpkg,
+    cluster, containers, dnf, dpkg, fabric,
     gpu::{MachineClock, MachineGpu, MachineHttp},
     kernel, mig, mps, rpm,
     state::{Shared, State, arch, exists, list, lock, on, text},
@@ -297,6 +297,7 @@ impl Machine {
             "nvidia-ctk", Some("/usr/bin/nvidia-ctk"), |c, f,
                 s| { Ok(containers::nvidia_ctk(c, f, s)) };
             mps::PROGRAM, Some(mps::PROGRAM), |c, f, _| Ok(mps::control(c, f));
+            "nvidia-imex-ctl", Some("/usr/bin/nvidia-imex-ctl"), |c, f, _| Ok(fabric::imex_ctl(c, f));
             "kubeadm", Some("/usr/bin/kubeadm"), |c, f, s| { Ok(cluster::kubeadm(c, f, s)) };
             "/usr/bin/kubectl", Some("/usr/bin/kubectl"), |c, f,
                 s| { Ok(cluster::kubectl(c, f, s)) };
@@ -366,6 +367,7 @@ pub fn changes(cmd: &Cmd) -> bool {
         | "containerd"
         | "dockerd"
         | "crio"
+        | "nvidia-imex-ctl"
         | mps::PROGRAM => false,
         _ => true,
     }

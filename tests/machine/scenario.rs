@@ -82,6 +82,7 @@ crate::scenarios::scenarios! {
     headers_missing_moved: "headers-missing-moved"
     held_by_somebody: "held-by-somebody"
     image: "image"
+    imex: "imex"
     in_a_container: "in-a-container"
     instance_options: "instance-options"
     join_of_others: "join-of-others"
