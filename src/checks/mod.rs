@@ -13,6 +13,7 @@ mod cluster;
 mod container;
 mod containerd;
 mod cuda;
+mod dcgm;
 mod driver;
 mod fabric;
 mod health;
@@ -57,6 +58,7 @@ pub const ALL: &[Family] = &[
     fabric::FAMILY,
     imex::FAMILY,
     rdma::FAMILY,
+    dcgm::FAMILY,
     pins::FAMILY,
     runtime_files::FAMILY,
     containerd::FAMILY,

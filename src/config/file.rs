@@ -87,6 +87,8 @@ settings! {
         pub runtime: RuntimeConfig,
         /// NVIDIA Container Toolkit.
         pub toolkit: ToolkitConfig,
+        /// Data Center GPU Manager (DCGM).
+        pub dcgm: DcgmConfig,
         /// Container Device Interface.
         pub cdi: CdiConfig,
         /// Persistence of the driver's state.
@@ -239,6 +241,21 @@ settings! {
         /// A version such as `"1.20.0"` or a pattern such as `"1.20.*"` for all of its packages. For a version that
         /// lacks security fixes, see `driver.allow-vulnerable`.
         pub version: Option<VersionPattern> => "the newest",
+    }
+}
+
+settings! {
+    /// Data Center GPU Manager (DCGM) on the host, for diagnostics and metrics.
+    DcgmConfig {
+        /// Install DCGM 4 for the CUDA version of the driver, and run `nvidia-dcgm.service`. Its packages are in the NVIDIA
+        /// repository, so `driver.source` must be `"nvidia"`. Known for Ubuntu 22.04 and 24.04, Debian 12, AlmaLinux 8 to 10 and
+        /// Amazon Linux 2023. Do not run another host engine in the cluster, see [DCGM](share-a-gpu.md#metrics-of-gpus).
+        pub enabled: bool = false,
+        /// Also install the Prometheus exporter of DCGM, and run `nvidia-dcgm-exporter.service`. Known for Ubuntu 22.04 and 24.04
+        /// and AlmaLinux 8.
+        pub exporter: bool = false,
+        /// The port of the exporter, on all addresses of the machine.
+        pub port: u16 = 9400,
     }
 }
 

@@ -7,6 +7,7 @@ mod alternatives;
 pub mod choices;
 pub mod cluster;
 mod cuda;
+mod dcgm;
 pub mod desired;
 mod driver;
 pub mod error;

@@ -9,6 +9,7 @@ mod check_timer;
 pub mod cluster;
 pub mod compute;
 pub mod container;
+mod dcgm;
 mod deny;
 pub(crate) mod devices;
 mod driver_packages;
@@ -122,6 +123,11 @@ pub const CLUSTER_JOIN: StepId = StepId::new("cluster.join");
 /// The node is Ready, has its labels, and its startup taints are removed.
 pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
 
+/// The packages of DCGM.
+pub const DCGM_PACKAGES: StepId = StepId::new("dcgm.packages");
+/// DCGM and its exporter run.
+pub const DCGM_SERVICE: StepId = StepId::new("dcgm.service");
+
 /// The control daemon of MPS, so that programs use a GPU at the same time.
 pub const MPS_DAEMON: StepId = StepId::new("mps.daemon");
 
@@ -132,7 +138,7 @@ pub const CHECK_TIMER: StepId = StepId::new("check.timer");
 pub const UPGRADE_TIMER: StepId = StepId::new("upgrade.timer");
 
 /// Returns the directories in which files of steps have an effect.
-pub const fn written_directories() -> [&'static str; 7] {
+pub const fn written_directories() -> [&'static str; 8] {
     [
         secure_boot::DIRECTORY,
         "/etc/modprobe.d",
@@ -140,6 +146,7 @@ pub const fn written_directories() -> [&'static str; 7] {
         sharing::DIRECTORY,
         "/etc/sysctl.d",
         "/etc/systemd/system",
+        "/etc/systemd/system/nvidia-dcgm-exporter.service.d",
         "/etc/systemd/system/nvidia-persistenced.service.d",
     ]
 }
@@ -185,6 +192,7 @@ pub fn all() -> Vec<Step> {
     all.extend(RuntimeKind::configurable().map(runtime_packages::step));
     all.extend([
         toolkit::step(),
+        dcgm::packages_step(),
         cluster::packages::step(),
         lock::step(),
         holds::step(),
@@ -204,6 +212,7 @@ pub fn all() -> Vec<Step> {
         container::step(),
         compute::step(),
         mps::step(),
+        dcgm::service_step(),
         cluster::host::step(),
         cluster::device_plugin::step(),
         cluster::join::step(),
@@ -217,9 +226,9 @@ pub fn all() -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::{
-        CHECK_TIMER, CLUSTER_JOIN, CLUSTER_NODE, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_MIG,
-        DRIVER_MODULE, DRIVER_PACKAGES, HEADERS, KERNEL_DENY, KERNEL_RELEASE, PACKAGES_HOLD,
-        PREFLIGHT, REPOSITORIES, SECURE_BOOT, TOOLKIT_PACKAGES, VALIDATION_COMPUTE,
+        CHECK_TIMER, CLUSTER_JOIN, CLUSTER_NODE, CLUSTER_PACKAGES, DCGM_PACKAGES, DRIVER_FABRIC,
+        DRIVER_MIG, DRIVER_MODULE, DRIVER_PACKAGES, HEADERS, KERNEL_DENY, KERNEL_RELEASE,
+        PACKAGES_HOLD, PREFLIGHT, REPOSITORIES, SECURE_BOOT, TOOLKIT_PACKAGES, VALIDATION_COMPUTE,
         VALIDATION_CONTAINER, VALIDATION_DEVICES, VALIDATION_IMAGE, all, config_step, package_step,
     };
     use crate::{
@@ -310,6 +319,7 @@ mod tests {
             (DRIVER_FABRIC, &[Lock::Modules]),
             (DRIVER_MIG, &[Lock::Modules]),
             (TOOLKIT_PACKAGES, &[Lock::Packages]),
+            (DCGM_PACKAGES, &[Lock::Packages]),
             (CLUSTER_PACKAGES, &[Lock::Packages]),
             (PACKAGES_HOLD, &[Lock::Packages]),
             (docker, &[Lock::Packages, Lock::Containers]),

@@ -5,6 +5,7 @@ pub mod accounts;
 pub mod cloud_init;
 pub mod container_view;
 pub mod cuda;
+pub mod dcgm;
 pub mod device_nodes;
 pub mod efi;
 pub mod faults;

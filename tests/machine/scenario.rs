@@ -35,6 +35,7 @@ crate::scenarios::scenarios! {
     cpu_node_of_an_unsupported_release: "cpu-node-of-an-unsupported-release"
     daemon_json_broken: "daemon-json-broken"
     daemon_json_edited: "daemon-json-edited"
+    dcgm: "dcgm"
     device_nodes: "device-nodes"
     disk_fills_up: "disk-fills-up"
     dkms_fails: "dkms-fails"
