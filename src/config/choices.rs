@@ -40,6 +40,34 @@ pub enum ImexMode {
     Dra,
 }
 
+/// A kernel module for RDMA with GPU memory. The variants are in the order in which they are loaded.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum RdmaModule {
+    /// The Elastic Fabric Adapter of AWS.
+    Efa,
+    /// The peer memory client of the driver, for RDMA stacks without DMA-BUF.
+    NvidiaPeermem,
+    /// GDRCopy.
+    Gdrdrv,
+    /// GPUDirect Storage.
+    NvidiaFs,
+}
+
+impl RdmaModule {
+    /// The name of the module.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Efa => "efa",
+            Self::NvidiaPeermem => "nvidia-peermem",
+            Self::Gdrdrv => "gdrdrv",
+            Self::NvidiaFs => "nvidia-fs",
+        }
+    }
+}
+
 /// When to restart a daemon whose restart stops its containers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

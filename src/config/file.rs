@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::{
     compat::kernels::KernelPolicy,
     config::{
-        choices::{ConditionMeaning, Existing, GpuProcesses, ImexMode, Restart},
+        choices::{ConditionMeaning, Existing, GpuProcesses, ImexMode, RdmaModule, Restart},
         values::{
             AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, GpuNeed, Holding,
             MinisignKey, ModuleSource, ModuleTarget, Moment, PackagePattern, Proxy, ResourceName,
@@ -95,6 +95,8 @@ settings! {
         pub persistence: PersistenceConfig,
         /// Software for GPUs that are connected by NVLink switches.
         pub fabric: FabricConfig,
+        /// RDMA with GPU memory.
+        pub rdma: RdmaConfig,
         /// Partitioning of GPUs (MIG).
         pub mig: MigConfig,
         /// Package repositories by name.
@@ -288,6 +290,17 @@ settings! {
         /// The IP addresses of all nodes in the IMEX domain, including this one, such as `["10.0.0.11", "10.0.0.12"]`. Each node
         /// must have the same list. Required by `fabric.imex = "host"`.
         pub imex_nodes: Vec<IpAddr> = Vec::new(),
+    }
+}
+
+settings! {
+    /// RDMA with GPU memory.
+    RdmaConfig {
+        /// Kernel modules to load now and at every boot: `"efa"`, `"nvidia-peermem"`, `"gdrdrv"`, `"nvidia-fs"`. They are loaded
+        /// in this order. `"nvidia-peermem"` is part of the driver packages, needs DOCA-OFED installed before the driver, and
+        /// must have the version of the driver. The others must be installed, because no repository with them is known. With
+        /// open driver modules on Linux 5.12 or later, most programs use DMA-BUF and need none of them.
+        pub modules: Vec<RdmaModule> = Vec::new(),
     }
 }
 

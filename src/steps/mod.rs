@@ -36,6 +36,7 @@ mod persistence;
 mod prebuilt;
 mod preflight;
 mod program;
+mod rdma;
 mod replaced;
 mod repositories;
 mod runtime_config;
@@ -91,6 +92,8 @@ pub const DRIVER_PERSISTENCE: StepId = StepId::new("driver.persistence");
 pub const DRIVER_FABRIC: StepId = StepId::new("driver.fabric");
 /// Who runs IMEX on a node of a rack.
 pub const FABRIC_IMEX: StepId = StepId::new("fabric.imex");
+/// Kernel modules for RDMA with GPU memory.
+pub const RDMA_MODULES: StepId = StepId::new("rdma.modules");
 /// Device nodes and their symlinks.
 pub const DRIVER_NODES: StepId = StepId::new("driver.nodes");
 /// The MIG layout of the GPUs.
@@ -201,6 +204,7 @@ pub fn all() -> Vec<Step> {
         persistence::step(),
         fabric::step(),
         fabric::imex::step(),
+        rdma::step(),
         nodes::step(),
     ]);
     all.extend(daemons().map(runtime_config::step));
@@ -228,8 +232,9 @@ mod tests {
     use super::{
         CHECK_TIMER, CLUSTER_JOIN, CLUSTER_NODE, CLUSTER_PACKAGES, DCGM_PACKAGES, DRIVER_FABRIC,
         DRIVER_MIG, DRIVER_MODULE, DRIVER_PACKAGES, HEADERS, KERNEL_DENY, KERNEL_RELEASE,
-        PACKAGES_HOLD, PREFLIGHT, REPOSITORIES, SECURE_BOOT, TOOLKIT_PACKAGES, VALIDATION_COMPUTE,
-        VALIDATION_CONTAINER, VALIDATION_DEVICES, VALIDATION_IMAGE, all, config_step, package_step,
+        PACKAGES_HOLD, PREFLIGHT, RDMA_MODULES, REPOSITORIES, SECURE_BOOT, TOOLKIT_PACKAGES,
+        VALIDATION_COMPUTE, VALIDATION_CONTAINER, VALIDATION_DEVICES, VALIDATION_IMAGE, all,
+        config_step, package_step,
     };
     use crate::{
         change::Lock,
@@ -317,6 +322,7 @@ mod tests {
             (KERNEL_DENY, &[Lock::Modules]),
             (DRIVER_MODULE, &[Lock::Modules]),
             (DRIVER_FABRIC, &[Lock::Modules]),
+            (RDMA_MODULES, &[Lock::Modules]),
             (DRIVER_MIG, &[Lock::Modules]),
             (TOOLKIT_PACKAGES, &[Lock::Packages]),
             (DCGM_PACKAGES, &[Lock::Packages]),

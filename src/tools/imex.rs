@@ -50,13 +50,13 @@ pub fn node_list(nodes: &[IpAddr]) -> String {
     nodes.iter().map(|node| format!("{node}\n")).collect()
 }
 
-/// The value of a key, without the lines that are comments.
+/// The last value of a key, without the lines that are comments.
 fn value<'a>(config: &'a str, key: &str) -> Option<&'a str> {
-    let values = config.lines().filter_map(|line| {
+    let mut values = config.lines().filter_map(|line| {
         let (name, value) = line.split_once('=')?;
         (name.trim() == key).then(|| value.trim())
     });
-    values.last()
+    values.next_back()
 }
 
 /// Returns the socket for commands with which the daemon should run. An existing value is kept. `protect` are the values of

@@ -155,6 +155,7 @@ crate::scenarios::scenarios! {
     power_cut_undone: "power-cut-undone"
     probe_sees_nothing: "probe-sees-nothing"
     proxy_with_password: "proxy-with-password"
+    rdma_modules: "rdma-modules"
     read_only_etc: "read-only-etc"
     reboot_asked_again: "reboot-asked-again"
     reboot_loop: "reboot-loop"
