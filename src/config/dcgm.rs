@@ -44,8 +44,8 @@ impl<'a> DcgmInputs<'a> {
                 false => Ok(None),
             };
         }
-        let rows = self.profile.dcgm.iter();
-        let Some(row) = rows.into_iter().find(|row| row.releases.contains(release)) else {
+        let mut rows = self.profile.dcgm.iter();
+        let Some(row) = rows.find(|row| row.releases.contains(release)) else {
             return Err(self.wrong(
                 "dcgm.enabled",
                 &format!(

@@ -45,9 +45,7 @@ const fn origin(module: RdmaModule) -> &'static str {
     match module {
         RdmaModule::Efa => "the EFA installer of Amazon contains it",
         RdmaModule::NvidiaPeermem => "it is part of the driver packages",
-        RdmaModule::Gdrdrv => {
-            "the packages `gdrdrv-dkms` (deb) and `gdrcopy-kmod` (rpm) of GDRCopy contain it"
-        }
+        RdmaModule::Gdrdrv => "the package `gdrdrv-dkms` or `gdrcopy-kmod` of GDRCopy contains it",
         RdmaModule::NvidiaFs => "the package `nvidia-fs-dkms` of GPUDirect Storage contains it",
     }
 }
