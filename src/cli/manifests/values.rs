@@ -43,6 +43,8 @@ pub(super) struct Node {
     is_labeled: bool,
     product: Option<String>,
     pub(super) runtime_class: RuntimeClass,
+    /// DCGM runs on the host, so a second host engine in a pod could not read the profiling metrics.
+    pub(super) has_dcgm: bool,
 }
 
 /// How pods get the nvidia runtime.
@@ -93,6 +95,7 @@ impl Node {
             product,
             runtime_class: cluster
                 .map_or(RuntimeClass::Created, |spec| RuntimeClass::of(&spec.method)),
+            has_dcgm: desired.dcgm.is_some(),
         }
     }
 
