@@ -23,6 +23,8 @@ pub(super) struct DcgmInputs<'a> {
     pub config: &'a DcgmConfig,
     pub layers: &'a SettingSources,
     pub matrix: &'a Matrix,
+    /// A driver that is kept may have another branch than the selected one.
+    pub keeps_any_branch: bool,
     /// `None` on a machine without a driver.
     pub driver: Option<&'a DriverChoice<'a>>,
 }
@@ -80,6 +82,13 @@ impl<'a> DcgmInputs<'a> {
                     driver.spec.source
                 ),
                 "set `driver.source = \"nvidia\"`; or, in a cluster, use the DCGM exporter of `gpu-bootstrap manifests`",
+            ));
+        }
+        if self.keeps_any_branch {
+            return Err(self.wrong(
+                "dcgm.enabled",
+                "the packages depend on the CUDA version of the driver, which `driver.existing = \"keep\"` does not determine",
+                "set `driver.branch` to the branch of the installed driver",
             ));
         }
         let branch = driver.spec.branch;

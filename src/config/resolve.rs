@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::{
     compat::{kernels::KernelPolicy, matrix::Matrix, security},
     config::{
+        choices::Existing,
         cluster::{self, ClusterInputs},
         dcgm::DcgmInputs,
         desired::{
@@ -208,6 +209,9 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         config: &config.dcgm,
         layers: inputs.layers,
         matrix: inputs.matrix,
+        keeps_any_branch: config.driver.existing == Some(Existing::Keep)
+            && config.driver.branch.is_none()
+            && config.driver.version.is_none(),
         driver: driver.as_ref(),
     }
     .choose()?;
