@@ -265,7 +265,7 @@ impl Machine {
 
     fn programs(&self) {
         type Program = fn(&Cmd, &FakeFiles, &mut State) -> Result<Output, ExecError>;
-        let programs: [(&str, Option<&str>, Program); 25] = rows! {
+        let programs: [(&str, Option<&str>, Program); 26] = rows! {
             "dpkg", None, |c, f, s| Ok(dpkg::dpkg(c, f, s));
             "apt-get", None, apt::apt_get;
             "apt-cache", None, |c, f,
