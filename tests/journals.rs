@@ -162,6 +162,16 @@ fn mig_layouts_are_recorded() {
 }
 
 #[test]
+fn masked_unit_is_recorded() {
+    let receipt = receipt("unit-masked.jsonl");
+    assert_eq!(applied(&receipt), ["1 fabric.imex"]);
+    let Undo::RestoreUnit(undo) = &receipt.applied[0].undo else {
+        panic!("{:?}", receipt.applied[0].undo);
+    };
+    assert!(undo.unmask && undo.enabled && undo.active == Some(true));
+}
+
+#[test]
 fn image_files_and_packages_are_recorded() {
     let receipt = receipt("files-and-packages.jsonl");
     assert_eq!(applied(&receipt), ["3 driver.packages", "1 kernel.deny"]);

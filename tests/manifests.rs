@@ -361,6 +361,14 @@ fn mps_has_a_control_daemon() {
 }
 
 #[test]
+fn exporter_is_omitted_if_dcgm_is_on_the_host() {
+    let settings = "driver.source = \"nvidia\"\ndcgm.enabled = true\n";
+    let texts = Written::with(settings).texts();
+    assert!(texts.contains_key("30-device-plugin.yaml"));
+    assert!(!texts.contains_key("40-dcgm-exporter.yaml"));
+}
+
+#[test]
 fn runtime_class_is_created_only_if_required() {
     let eks = Written::with(EKS).documents();
     is_complete(&eks, &BUILT_IN);

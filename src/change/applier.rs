@@ -277,6 +277,7 @@ impl ApplyChanges for Applier {
             Change::InstallPackages { .. } | Change::RepairPackages => self.capture_packages(),
             Change::HoldPackages { patterns } => self.capture_hold(patterns).await,
             Change::EnableUnit { unit, start } => self.capture_unit(unit, *start).await,
+            Change::MaskUnit { unit } => self.capture_mask(unit).await,
             Change::RestartUnit { unit } => Ok(Self::capture_restart(unit)),
             Change::ConfigureRuntime { settings } => self.capture_runtime(settings),
             Change::LoadModule { module } => self.capture_load(module),
@@ -334,6 +335,7 @@ impl ApplyChanges for Applier {
             Change::RepairPackages => self.repair(&undo, sink).await?,
             Change::HoldPackages { patterns } => self.hold(patterns, &undo, sink).await?,
             Change::EnableUnit { unit, start } => self.enable_unit(unit, *start, sink).await?,
+            Change::MaskUnit { unit } => self.mask_unit(unit, sink).await?,
             Change::RestartUnit { unit } => self.restart_unit(unit, sink).await?,
             Change::ConfigureRuntime { settings } => {
                 self.configure_runtime(settings, &undo, sink).await?;
@@ -452,6 +454,7 @@ const fn is_written_by_tools(change: &Change) -> bool {
             | Change::RepairPackages
             | Change::HoldPackages { .. }
             | Change::EnableUnit { .. }
+            | Change::MaskUnit { .. }
             | Change::RebuildInitramfs { .. }
             | Change::BuildModule { .. }
             | Change::JoinCluster { .. }

@@ -46,6 +46,7 @@ impl Change {
                 let and_start = if *start { " and start" } else { "" };
                 format!("enable{and_start} `{unit}`")
             }
+            Self::MaskUnit { unit } => format!("stop and mask `{unit}`"),
             Self::RestartUnit { unit } => format!("restart `{unit}`"),
             Self::ConfigureRuntime { settings } => {
                 let name = settings.kind.name();

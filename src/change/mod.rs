@@ -126,6 +126,8 @@ kinds! {
     },
     /// Enable a unit, and start it if `start` is set.
     "enable-unit" => EnableUnit { unit: String, start: bool },
+    /// Stop a unit and mask it, so that nothing can start it.
+    "mask-unit" => MaskUnit { unit: String },
     /// Restart a unit so that it reads its configuration.
     "restart-unit" => RestartUnit { unit: String },
     /// Set keys in the configuration of a container runtime, and make its daemon use them. If the daemon fails with them, its

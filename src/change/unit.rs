@@ -1,4 +1,4 @@
-//! Enables, starts, restarts and restores units.
+//! Enables, starts, restarts, masks and restores units.
 
 use std::time::Duration;
 
@@ -32,6 +32,9 @@ pub struct RestoreUnit {
     /// Whether the unit was running. `None` if the change only enables the unit. Then the undo does not stop it, because the
     /// undo may run in this unit: the unit that resumes a run after a reboot.
     pub active: Option<bool>,
+    /// Whether the change masked the unit. A mask that an administrator has set since is kept.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unmask: bool,
 }
 
 impl Applier {
@@ -42,7 +45,36 @@ impl Applier {
             enabled: state.file == "enabled",
             masked: state.load == "masked",
             active: start.then(|| state.is_active()),
+            unmask: false,
         }))
+    }
+
+    pub(super) async fn capture_mask(&self, unit: &str) -> Result<Undo, ChangeError> {
+        let state = self.unit_state(unit).await?;
+        let masked = state.load == "masked";
+        Ok(Undo::RestoreUnit(RestoreUnit {
+            unit: unit.to_owned(),
+            enabled: state.file == "enabled",
+            masked,
+            active: Some(state.is_active()),
+            unmask: !masked,
+        }))
+    }
+
+    /// Masks the unit before it is stopped, so that nothing starts it in between.
+    pub(super) async fn mask_unit(&self, unit: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let state = self.unit_state(unit).await?;
+        if state.load != "masked" {
+            let what = format!("mask `{unit}`");
+            self.tool(&what, &systemctl::act("mask", unit), sink)
+                .await?;
+        }
+        if state.is_active() || state.is_changing() {
+            let what = format!("stop `{unit}`");
+            self.tool(&what, &systemctl::act("stop", unit), sink)
+                .await?;
+        }
+        Ok(())
     }
 
     pub(super) fn capture_restart(unit: &str) -> Undo {
@@ -187,15 +219,23 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
         let (unit, active) = (&*undo.unit, undo.active);
-        let now = self.unit_state(unit).await?;
+        let mut now = self.unit_state(unit).await?;
+        let mut done = Vec::new();
+        if undo.unmask && now.load == "masked" {
+            let what = format!("unmask `{unit}`");
+            self.tool(&what, &systemctl::act("unmask", unit), sink)
+                .await?;
+            done.push(what);
+            // The mask hid whether the unit is enabled.
+            now = self.unit_state(unit).await?;
+        }
         // If systemd is not running, a unit can only be enabled, disabled or masked.
         let active = active.filter(|_| !now.is_not_booted());
-        if !now.exists() {
+        if !now.exists() && done.is_empty() {
             return Ok(Reverted::nothing(format!(
                 "`{unit}` is no longer installed"
             )));
         }
-        let mut done = Vec::new();
         let actions = [
             (
                 "stop",

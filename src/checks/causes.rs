@@ -97,6 +97,7 @@ const NEEDS: &[(&str, &[&str])] = &[
     // The nvidia module cannot use a GPU that is bound to another driver.
     ("driver.module", &["pci.driver-bound"]),
     ("nvl", &["driver.fabric"]),
+    ("nvl.imex", &["fabric.imex"]),
     (
         "nvl.fabric.state",
         &[

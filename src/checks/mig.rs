@@ -1,10 +1,12 @@
 //! Checks that GPUs in MIG mode have MIG devices that programs and the device plugin can use, on any machine. The step
 //! `driver.mig` compares them with the settings.
 
+use std::collections::BTreeSet;
+
 use crate::{
     check::{Family, Finding, Subject, Verdict},
     host::{Nvml, NvmlDevice},
-    mig::{self, LayoutRequest, MigStrategy, NamedLayout},
+    mig::{self, MigStrategy},
     model::{id::Id, text::counted},
     step::StepError,
     steps::MIG_UNIT,
@@ -23,8 +25,9 @@ pub(super) const FAMILY: Family = Family {
 struct MigState {
     gpus: Vec<NvmlDevice>,
     strategy: MigStrategy,
-    /// The GPUs are configured to have no instances, for a tool that creates them: the layout `all-enabled`.
-    without_instances: bool,
+    /// The indices of the GPUs that are configured to have no instances, for a tool that creates them: `all-enabled`, or `enabled`
+    /// in `mig.models`.
+    without_instances: BTreeSet<u32>,
 }
 
 /// Reports a failed unit, also if the driver is not loaded, which may be the cause.
@@ -64,17 +67,17 @@ fn decide(state: &MigState) -> Finding {
     if split.is_empty() && pending.is_empty() {
         return finding(Verdict::Skip, "MIG is disabled".to_owned());
     }
-    let empty: Vec<&NvmlDevice> = (split.iter().copied())
+    let (as_configured, empty): (Vec<&NvmlDevice>, Vec<&NvmlDevice>) = (split.iter().copied())
         .filter(|gpu| gpu.mig_devices.is_empty())
-        .collect();
-    if !empty.is_empty() && state.without_instances {
+        .partition(|gpu| state.without_instances.contains(&gpu.index));
+    if !as_configured.is_empty() && empty.is_empty() {
         return Finding {
             remedy: Some("create MIG devices (`nvidia-smi mig -cgi PROFILE -C`)".to_owned()),
             ..finding(
                 Verdict::Warn,
                 format!(
                     "in MIG mode without a MIG device, as configured: {}",
-                    names(&empty)
+                    names(&as_configured)
                 ),
             )
         };
@@ -143,13 +146,22 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
             return Ok(vec![Finding::new(LAYOUT, Verdict::Unknown, why)]);
         }
     };
+    let layout = (subject.desired)
+        .and_then(|desired| desired.mig.as_ref())
+        .map(|spec| &spec.layout);
+    let model = |gpu: &NvmlDevice| {
+        let facts = subject.facts.gpus.iter();
+        let mut own = facts.filter(|fact| Some(fact.pci_address) == gpu.pci_address);
+        own.next().map(|fact| fact.pci_id)
+    };
     let state = MigState {
         strategy: (subject.desired).map_or(MigStrategy::None, |desired| {
             desired.device_plugin.mig_strategy
         }),
-        without_instances: (subject.desired)
-            .and_then(|desired| desired.mig.as_ref())
-            .is_some_and(|spec| spec.layout == LayoutRequest::Named(NamedLayout::AllEnabled)),
+        without_instances: (gpus.iter())
+            .filter(|gpu| layout.is_some_and(|layout| layout.leaves_empty(model(gpu))))
+            .map(|gpu| gpu.index)
+            .collect(),
         gpus,
     };
     Ok(vec![decide(&state)])
@@ -226,7 +238,7 @@ mod tests {
             let state = MigState {
                 gpus,
                 strategy,
-                without_instances: false,
+                without_instances: BTreeSet::new(),
             };
             let finding = decide(&state);
             assert_eq!(finding.status, verdict, "{}", finding.why);
@@ -249,10 +261,15 @@ mod tests {
         // The configured layout `all-enabled`.
         state.gpus = vec![gpu(0, Some(&[]))];
         assert_eq!(decide(&state).status, Verdict::Fail);
-        state.without_instances = true;
+        state.without_instances = BTreeSet::from([0]);
         let finding = decide(&state);
         assert_eq!(finding.status, Verdict::Warn);
         assert!(finding.remedy.is_some_and(|remedy| remedy.contains("-cgi")));
+        // Another GPU is not configured to be empty.
+        state.gpus.push(gpu(1, Some(&[])));
+        let finding = decide(&state);
+        assert_eq!(finding.status, Verdict::Fail);
+        assert!(finding.why.ends_with("GPU 1"), "{}", finding.why);
         assert!(failed(Some(&unit("enabled", "active"))).is_none());
         let finding = failed(Some(&unit("enabled", "failed"))).expect("a finding");
         assert_eq!(finding.status, Verdict::Fail);

@@ -13,9 +13,11 @@ mod cluster;
 mod container;
 mod containerd;
 mod cuda;
+mod dcgm;
 mod driver;
 mod fabric;
 mod health;
+mod imex;
 mod kubelet;
 mod libraries;
 mod log;
@@ -54,7 +56,9 @@ pub const ALL: &[Family] = &[
     health::FAMILY,
     log::FAMILY,
     fabric::FAMILY,
+    imex::FAMILY,
     rdma::FAMILY,
+    dcgm::FAMILY,
     pins::FAMILY,
     runtime_files::FAMILY,
     containerd::FAMILY,

@@ -1,5 +1,5 @@
-//! Compares the GPU resources of the node with those that the configured sharing results in. Part of `k8s.allocatable`
-//! (`cluster.rs`).
+//! Compares the GPU resources of the node with those that the configured sharing and the MIG devices result in. Part of
+//! `k8s.allocatable` (`cluster.rs`).
 
 use std::collections::BTreeMap;
 
@@ -7,26 +7,31 @@ use crate::{
     check::{Finding, Verdict},
     config::desired::DevicePluginSpec,
     host::Nvml,
+    mig::{self, MigStrategy},
     model::id::Id,
     tools::kubernetes::kubectl::{GPUS, Node},
 };
 
 const LINK: &str = "https://github.com/NVIDIA/k8s-device-plugin#shared-access-to-gpus";
-const OTHER_CONFIGURATION: &str = "run `gpu-bootstrap manifests --out DIR` and `kubectl apply -f DIR`, so that the device plugin has the configured sharing; if \
-     it has, correct the settings in `[sharing]`";
+const OTHER_CONFIGURATION: &str = "run `gpu-bootstrap manifests --out DIR` and `kubectl apply -f DIR`, so that the device plugin has the configured sharing and \
+     MIG strategy; if it has, restart its pod on this node, or correct the settings in `[sharing]` and `cluster.mig-strategy`";
 const UNHEALTHY: &str =
     "find the unhealthy GPU in the log of the device plugin pod on this node (`kubectl logs`)";
 
 /// Resource names with their numbers.
 pub(super) type Resources = BTreeMap<String, usize>;
 
-/// Returns the resources that the node offers if the device plugin has the configured sharing. `None` without sharing, or if the
-/// devices are unknown.
+/// Returns the resources that the node offers if the device plugin has the configured sharing and MIG strategy. `None` if GPUs are
+/// neither shared nor offered as MIG devices, or if the devices are unknown.
 pub(super) fn expected(plugin: &DevicePluginSpec, nvml: &Nvml) -> Option<Resources> {
     let Nvml::Ready(view) = nvml else {
         return None;
     };
-    plugin.sharing.as_ref()?;
+    let has_parts =
+        plugin.mig_strategy != MigStrategy::None && view.devices.iter().any(mig::is_split);
+    if plugin.sharing.is_none() && !has_parts {
+        return None;
+    }
     let expected = plugin.offers(&view.devices).ok()?;
     (!expected.is_empty()).then_some(expected)
 }
@@ -57,7 +62,7 @@ pub(super) fn decide(id: Id, name: &str, node: &Node, expected: &Resources) -> O
     let has_more = (offered.iter()).any(|(name, count)| expected.get(name) < Some(count));
     let found = list(&offered);
     if offered == *expected {
-        let why = format!("node `{name}` offers {found}, as configured in `[sharing]`");
+        let why = format!("node `{name}` offers {found}, as configured");
         return Some(Finding::new(id, Verdict::Pass, why));
     }
     let remedy = match has_same_names && !has_more {
@@ -66,7 +71,7 @@ pub(super) fn decide(id: Id, name: &str, node: &Node, expected: &Resources) -> O
     };
     let wanted = list(expected);
     let why =
-        format!("node `{name}` offers {found} instead of {wanted}, which `[sharing]` specifies");
+        format!("node `{name}` offers {found} instead of {wanted}, which result from the settings");
     Some(Finding {
         observed: Some(found),
         expected: Some(wanted),
@@ -79,6 +84,47 @@ pub(super) fn decide(id: Id, name: &str, node: &Node, expected: &Resources) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        host::{MigDevice, MigShare, NvmlView},
+        steps::fixtures::nvml_device,
+    };
+
+    #[test]
+    fn mig_devices_are_expected_with_a_strategy() {
+        let mut split = nvml_device(0);
+        split.mig = Some(true);
+        split.mig_devices = (0..7)
+            .map(|index| MigDevice {
+                index,
+                uuid: None,
+                profile: Some("1g.10gb".to_owned()),
+                share: Some(MigShare::default()),
+            })
+            .collect();
+        let view = |devices| {
+            Nvml::Ready(NvmlView {
+                driver_version: "580.178.04".to_owned(),
+                cuda_version: None,
+                devices,
+            })
+        };
+        let plugin = |mig_strategy| DevicePluginSpec {
+            mig_strategy,
+            sharing: None,
+        };
+        let nvml = view(vec![split, nvml_device(1)]);
+        let expected = Resources::from([
+            (GPUS.to_owned(), 1),
+            ("nvidia.com/mig-1g.10gb".to_owned(), 7),
+        ]);
+        assert_eq!(
+            super::expected(&plugin(MigStrategy::Mixed), &nvml),
+            Some(expected)
+        );
+        assert_eq!(super::expected(&plugin(MigStrategy::None), &nvml), None);
+        let whole = view(vec![nvml_device(0)]);
+        assert_eq!(super::expected(&plugin(MigStrategy::Mixed), &whole), None);
+    }
 
     #[test]
     fn node_must_offer_the_configured_replicas() {

@@ -36,6 +36,9 @@ const RUNTIME_CLASS: &str = "20-runtime-class.yaml";
 /// The template of the MPS control daemon.
 const MPS: &str = "35-mps-control-daemon.yaml";
 
+/// The template of the DCGM exporter.
+const DCGM_EXPORTER: &str = "40-dcgm-exporter.yaml";
+
 /// The path of the pod that tests the device plugin.
 const TEST_POD: &str = "test/gpu-pod.yaml";
 
@@ -222,6 +225,7 @@ fn documents(node: &Node, out: &Utf8Path) -> Result<Vec<(Utf8PathBuf, String)>, 
             RUNTIME_CLASS => node.runtime_class == RuntimeClass::Created,
             MPS => node.plugin.mps().is_some(),
             TEST_POD => node.has_test_pod,
+            DCGM_EXPORTER => !node.has_dcgm,
             _ => true,
         };
         if name.ends_with(".yaml") && is_wanted {

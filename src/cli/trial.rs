@@ -801,6 +801,7 @@ fn groups(desired: &Desired) -> Vec<PackageGroup<'_>> {
             Purpose::ContainerModules => "container-modules",
             Purpose::Runtime(spec) => spec.kind.name(),
             Purpose::Toolkit => "toolkit",
+            Purpose::Dcgm => "dcgm",
             Purpose::Cluster => "cluster",
             Purpose::Holds => "holds",
         };

@@ -27,6 +27,47 @@ pub enum Existing {
     Replace,
 }
 
+/// Who runs IMEX, which connects the GPUs of several nodes in a rack.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImexMode {
+    /// Not changed.
+    #[default]
+    Off,
+    /// The unit of this machine, with a fixed list of nodes.
+    Host,
+    /// The DRA driver in the cluster, for each ComputeDomain. The unit of this machine must not run.
+    Dra,
+}
+
+/// A kernel module for RDMA with GPU memory. The variants are in the order in which they are loaded.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum RdmaModule {
+    /// The Elastic Fabric Adapter of AWS.
+    Efa,
+    /// The peer memory client of the driver, for RDMA stacks without DMA-BUF.
+    NvidiaPeermem,
+    /// GDRCopy.
+    Gdrdrv,
+    /// GPUDirect Storage.
+    NvidiaFs,
+}
+
+impl RdmaModule {
+    /// The name of the module.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Efa => "efa",
+            Self::NvidiaPeermem => "nvidia-peermem",
+            Self::Gdrdrv => "gdrdrv",
+            Self::NvidiaFs => "nvidia-fs",
+        }
+    }
+}
+
 /// When to restart a daemon whose restart stops its containers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

@@ -73,6 +73,9 @@ pub struct Desired {
     pub runtime_restart: Restart,
     /// NVIDIA Container Toolkit.
     pub toolkit: Option<ToolkitSpec>,
+    /// Data Center GPU Manager.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dcgm: Option<DcgmSpec>,
     /// Container Device Interface.
     pub cdi: Option<Cdi>,
     /// The validation of the GPUs, in containers or on the host.
@@ -121,6 +124,8 @@ pub enum Purpose<'d> {
     Runtime(&'d RuntimeSpec),
     /// NVIDIA Container Toolkit.
     Toolkit,
+    /// DCGM and its exporter.
+    Dcgm,
     /// The packages of a cluster node.
     Cluster,
     /// Packages that holds depend on.
@@ -148,6 +153,7 @@ impl Desired {
             runtimes,
             runtime_restart: _,
             toolkit,
+            dcgm,
             persistence: _,
             mig: _,
             // A kernel that is no longer configured is kept, because the machine may run it.
@@ -174,6 +180,7 @@ impl Desired {
         groups.extend(driver.iter().map(|one| (Purpose::Driver, &*one.packages)));
         groups.extend((runtimes.iter()).map(|one| (Purpose::Runtime(one), &*one.packages)));
         groups.extend(toolkit.iter().map(|one| (Purpose::Toolkit, &*one.packages)));
+        groups.extend(dcgm.iter().map(|one| (Purpose::Dcgm, &*one.packages)));
         groups.extend(cluster.iter().map(|one| (Purpose::Cluster, &*one.packages)));
         groups.retain(|(_, packages)| !packages.is_empty());
         // If nothing is required, nothing is held.
@@ -425,6 +432,16 @@ impl DriverSpec {
 pub struct Persistence {
     /// The unit of the persistence daemon.
     pub unit: String,
+}
+
+/// DCGM on the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct DcgmSpec {
+    /// Its packages, including that of the exporter.
+    pub packages: Vec<PackageSpec>,
+    /// The port of the exporter. `None` if it is not configured.
+    pub exporter_port: Option<u16>,
 }
 
 /// The MIG layout.

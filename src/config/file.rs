@@ -1,7 +1,7 @@
 //! The user-visible settings: the configuration file, and the environment and `--set` as other ways to set the same
 //! keys. Every key is optional, because the profile has the defaults.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::{
     compat::kernels::KernelPolicy,
     config::{
-        choices::{ConditionMeaning, Existing, GpuProcesses, Restart},
+        choices::{ConditionMeaning, Existing, GpuProcesses, ImexMode, RdmaModule, Restart},
         values::{
             AbsolutePath, BranchKey, Build, CaHash, ConditionType, Fingerprint, GpuNeed, Holding,
             MinisignKey, ModuleSource, ModuleTarget, Moment, PackagePattern, Proxy, ResourceName,
@@ -87,10 +87,16 @@ settings! {
         pub runtime: RuntimeConfig,
         /// NVIDIA Container Toolkit.
         pub toolkit: ToolkitConfig,
+        /// Data Center GPU Manager (DCGM).
+        pub dcgm: DcgmConfig,
         /// Container Device Interface.
         pub cdi: CdiConfig,
         /// Persistence of the driver's state.
         pub persistence: PersistenceConfig,
+        /// Software for GPUs that are connected by NVLink switches.
+        pub fabric: FabricConfig,
+        /// RDMA with GPU memory.
+        pub rdma: RdmaConfig,
         /// Partitioning of GPUs (MIG).
         pub mig: MigConfig,
         /// Package repositories by name.
@@ -241,6 +247,21 @@ settings! {
 }
 
 settings! {
+    /// Data Center GPU Manager (DCGM) on the host, for diagnostics and metrics.
+    DcgmConfig {
+        /// Install DCGM 4 for the CUDA version of the driver, and run `nvidia-dcgm.service`. Its packages are in the NVIDIA
+        /// repository, so `driver.source` must be `"nvidia"`. Known for Ubuntu 22.04 and 24.04, Debian 12, AlmaLinux 8 to 10 and
+        /// Amazon Linux 2023. Do not run another host engine in the cluster, see [DCGM](fleet.md#gpu-metrics).
+        pub enabled: bool = false,
+        /// Also install the Prometheus exporter of DCGM, and run `nvidia-dcgm-exporter.service`. Known for Ubuntu 22.04 and 24.04
+        /// and AlmaLinux 8.
+        pub exporter: bool = false,
+        /// The port of the exporter, on all addresses of the machine.
+        pub port: u16 = 9400,
+    }
+}
+
+settings! {
     /// Container Device Interface.
     CdiConfig {
         /// Write a CDI specification, `/etc/cdi/nvidia.yaml`.
@@ -254,6 +275,32 @@ settings! {
         /// Run the persistence daemon with persistence mode enabled, so that the driver keeps its state while no
         /// program uses it.
         pub enabled: Option<bool> => "`true`",
+    }
+}
+
+settings! {
+    /// Software for GPUs that are connected by NVLink switches. The fabric manager needs no settings.
+    FabricConfig {
+        /// Who runs IMEX on the nodes of a rack such as GB200 NVL72: `"off"`: not changed. `"dra"`: the DRA driver, for each
+        /// ComputeDomain. `nvidia-imex.service` is stopped and masked, because it would block the daemons of the DRA driver.
+        /// `"host"`: `nvidia-imex.service`, with the nodes in `fabric.imex-nodes` and the command service that the DRA driver
+        /// needs in its mode `hostManaged`. On machines outside of a rack, `"host"` has no effect. See
+        /// [multi-node NVLink](#multi-node-nvlink).
+        pub imex: ImexMode = ImexMode::Off,
+        /// The IP addresses of all nodes in the IMEX domain, including this one, such as `["10.0.0.11", "10.0.0.12"]`. Each node
+        /// must have the same list. Required by `fabric.imex = "host"`.
+        pub imex_nodes: Vec<IpAddr> = Vec::new(),
+    }
+}
+
+settings! {
+    /// RDMA with GPU memory.
+    RdmaConfig {
+        /// Kernel modules to load now and at every boot: `"efa"`, `"nvidia-peermem"`, `"gdrdrv"`, `"nvidia-fs"`. They are loaded
+        /// in this order. `"nvidia-peermem"` is part of the driver packages, needs DOCA-OFED installed before the driver, and
+        /// must have the version of the driver. The others must be installed, because no repository with them is known. With
+        /// open driver modules on Linux 5.12 or later, most programs use DMA-BUF and need none of them.
+        pub modules: Vec<RdmaModule> = Vec::new(),
     }
 }
 

@@ -56,6 +56,9 @@ pub(super) fn warnings(inputs: &NoEffectInputs<'_>) -> Vec<String> {
             "`toolkit.enabled` is `false`".to_owned(),
         ));
     }
+    if !config.dcgm.exporter {
+        found.push((one("dcgm.port"), "`dcgm.exporter` is `false`".to_owned()));
+    }
     if config.sharing.method.unwrap_or_default() == SharingMethod::None {
         let mut keys = below("sharing");
         keys.retain(|key| key != "sharing.method");

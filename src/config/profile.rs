@@ -17,7 +17,7 @@ use crate::{
 };
 
 pub use crate::config::rows::{
-    At, DriverRow, FabricRow, PackageRow, RefusedRelease, RuntimeRow, ToolkitRow,
+    At, DcgmRow, DriverRow, FabricRow, PackageRow, RefusedRelease, RuntimeRow, ToolkitRow,
 };
 
 /// The schema version of profile files.
@@ -80,6 +80,9 @@ pub struct Profile {
     pub runtime: Vec<RuntimeRow>,
     /// NVIDIA Container Toolkit.
     pub toolkit: ToolkitRow,
+    /// Package sets of DCGM.
+    #[serde(default)]
+    pub dcgm: Vec<DcgmRow>,
 }
 
 /// Archives with packages that fit only one distribution and its derivatives.
@@ -474,6 +477,9 @@ impl Profile {
                 served(&row.repositories, &row.releases)?;
             }
             for row in &self.runtime {
+                served(&row.repositories, &row.releases)?;
+            }
+            for row in &self.dcgm {
                 served(&row.repositories, &row.releases)?;
             }
             served(

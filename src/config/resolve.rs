@@ -8,7 +8,9 @@ use serde::Serialize;
 use crate::{
     compat::{kernels::KernelPolicy, matrix::Matrix, security},
     config::{
+        choices::Existing,
         cluster::{self, ClusterInputs},
+        dcgm::DcgmInputs,
         desired::{
             Cdi, Desired, DriverSpec, Guard, Hold, KernelSpec, ModuleMethod, PackagePolicy,
             PackageSpec, Persistence, Purpose, ReportsSpec, RuntimeKind, RuntimeSpec, ToolkitSpec,
@@ -16,6 +18,7 @@ use crate::{
         driver::DriverInputs,
         error::{Refusal, ResolveError, or_noted},
         file::Config,
+        imex,
         kernel::{KernelRow, template},
         mig::mig,
         no_effect::{self, NoEffectInputs},
@@ -171,6 +174,9 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     if let Err(error) = fleet(inputs.layers, &config) {
         wrong.push(error);
     }
+    if let Err(error) = imex::check(&config.fabric, inputs.layers) {
+        wrong.push(error.into());
+    }
     let mig = or_noted(mig(&config.mig, inputs.layers), wrong);
     let (
         Some(runtimes),
@@ -197,6 +203,18 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let cdi = (with_toolkit && config.cdi.enabled.unwrap_or(true)).then(|| Cdi {
         path: cdi::FILE.into(),
     });
+    let dcgm = DcgmInputs {
+        profile,
+        release,
+        config: &config.dcgm,
+        layers: inputs.layers,
+        matrix: inputs.matrix,
+        keeps_any_branch: config.driver.existing == Some(Existing::Keep)
+            && config.driver.branch.is_none()
+            && config.driver.version.is_none(),
+        driver: driver.as_ref(),
+    }
+    .choose()?;
     let by_cdi = runtimes.iter().find(|row| row.kind.daemon().is_none());
     if let (Some(_), Some(row)) = (&driver, by_cdi) {
         cdi_reaches(inputs, row.kind, with_toolkit, cdi.is_some())?;
@@ -221,6 +239,10 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             packages: profile.toolkit.packages.clone(),
         });
     }
+    needed.extend(dcgm.iter().map(|(spec, row)| Needed {
+        repositories: &row.repositories,
+        packages: spec.packages.iter().map(|one| one.name.clone()).collect(),
+    }));
     // Each Kubernetes minor version has a separate repository, which is the same for all profiles.
     let kubernetes = cluster::repository(&config.cluster, profile.manager, &release.version_id);
     let named = [cluster::REPOSITORY.to_owned()];
@@ -277,6 +299,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             )
         }
     });
+    let dcgm = dcgm.map(|(spec, _)| spec);
     let (driver, pin) = driver.map_or((None, None), |chosen| (Some(chosen.spec), chosen.pin));
     let mut desired = Desired {
         profile: profile.name.clone(),
@@ -313,6 +336,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             vulnerable: (toolkit_lacks.clone())
                 .filter(|_| !config.driver.allow_vulnerable.unwrap_or(false)),
         }),
+        dcgm,
         cdi,
         validation,
         hold: hold(profile, &config),

@@ -182,3 +182,20 @@ pub struct ToolkitRow {
     #[serde(rename = "facts")]
     pub citation: String,
 }
+
+/// Packages of DCGM.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct DcgmRow {
+    /// The `version-id` values of the releases.
+    pub releases: Vec<String>,
+    /// Packages. `{cuda-major}` is the major CUDA version of the driver.
+    pub packages: Vec<String>,
+    /// The package of its exporter. `None` if its name is unknown for this system.
+    pub exporter: Option<String>,
+    /// Repositories needed.
+    pub repositories: Vec<String>,
+    /// The source of this entry and its reliability.
+    #[serde(rename = "facts")]
+    pub citation: String,
+}

@@ -116,6 +116,19 @@ impl From<Fault> for NoLayout {
 }
 
 impl LayoutRequest {
+    /// Whether this request puts a GPU of this model in MIG mode without instances, for a tool that creates them. A file is not
+    /// read, so its layouts do not count.
+    pub fn leaves_empty(&self, model: Option<PciId>) -> bool {
+        match self {
+            Self::Named(name) => *name == NamedLayout::AllEnabled,
+            Self::Models(models) => {
+                let own = models.iter().rfind(|row| Some(row.model) == model);
+                own.is_some_and(|row| row.layout == Layout::with(Vec::new()))
+            }
+            Self::File { .. } => false,
+        }
+    }
+
     /// Returns the layout of each GPU that supports MIG. `gpus` are all GPUs of the machine by PCI address, and `text` is the
     /// content of the requested file.
     ///
@@ -289,6 +302,27 @@ mod tests {
         match found {
             Err(NoLayout::Fault(fault)) => fault,
             other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn gpus_are_empty_by_configuration() {
+        let models = |texts: &[&str]| {
+            let models = texts.iter().map(|text| text.parse().unwrap());
+            LayoutRequest::Models(models.collect())
+        };
+        for (request, is_empty) in rows! {
+            LayoutRequest::Named(NamedLayout::AllEnabled), true;
+            LayoutRequest::Named(NamedLayout::AllBalanced), false;
+            models(&["10de:2330=enabled"]), true;
+            models(&["10de:20b0=enabled"]), false;
+            models(&["10de:2330=1g.10gb*7"]), false;
+            models(&["10de:2330=disabled"]), false;
+            // The last entry of a model applies.
+            models(&["10de:2330=enabled", "10de:2330=1g.10gb"]), false;
+        } {
+            let model = "10de:2330".parse().ok();
+            assert_eq!(request.leaves_empty(model), is_empty, "{request:?}");
         }
     }
 

@@ -1,8 +1,8 @@
 //! `packages.hold`: background upgrades must not change driver, libraries and runtime separately.
 
 use super::{
-    DRIVER_PACKAGES, HEADERS, PACKAGES_HOLD, PACKAGES_LOCK, TOOLKIT_PACKAGES, installed_runtimes,
-    messages, packages, specs::InstalledPackages,
+    DCGM_PACKAGES, DRIVER_PACKAGES, HEADERS, PACKAGES_HOLD, PACKAGES_LOCK, TOOLKIT_PACKAGES,
+    installed_runtimes, messages, packages, specs::InstalledPackages,
 };
 use crate::{
     change::{Change, Lock},
@@ -16,7 +16,13 @@ use crate::{
 pub(super) fn step() -> Step {
     Step::new(PACKAGES_HOLD, |cx| Box::pin(assess(cx)))
         .after(installed_runtimes())
-        .after([HEADERS, DRIVER_PACKAGES, TOOLKIT_PACKAGES, PACKAGES_LOCK])
+        .after([
+            HEADERS,
+            DRIVER_PACKAGES,
+            TOOLKIT_PACKAGES,
+            DCGM_PACKAGES,
+            PACKAGES_LOCK,
+        ])
         .locks([Lock::Packages])
         .wants(|_, desired| {
             !(desired.hold.patterns.is_empty() && desired.hold.blacklist.is_empty())
@@ -71,7 +77,7 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
         .is_some_and(|driver| driver.existing == Existing::Keep);
     let expects = (desired.package_groups().iter()).any(|(purpose, _)| match purpose {
         Purpose::Driver | Purpose::Headers | Purpose::ContainerModules => !adopts,
-        Purpose::Runtime(_) | Purpose::Toolkit | Purpose::Cluster => true,
+        Purpose::Runtime(_) | Purpose::Toolkit | Purpose::Dcgm | Purpose::Cluster => true,
         Purpose::Holds => false,
     });
     if matching.is_empty() && !hold.patterns.is_empty() && expects {

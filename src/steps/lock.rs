@@ -2,7 +2,7 @@
 //! Before the first change, the step blocks the run if no source offers a locked version any longer.
 
 use super::{
-    CLUSTER_PACKAGES, DRIVER_PACKAGES, HEADERS, PACKAGES_LOCK, TOOLKIT_PACKAGES,
+    CLUSTER_PACKAGES, DCGM_PACKAGES, DRIVER_PACKAGES, HEADERS, PACKAGES_LOCK, TOOLKIT_PACKAGES,
     installed_runtimes, messages, packages,
     specs::{Comparison, InstalledPackage, InstalledPackages, compare, install, outdated},
 };
@@ -21,7 +21,13 @@ use crate::{
 pub(super) fn step() -> Step {
     Step::new(PACKAGES_LOCK, |cx| Box::pin(assess(cx)))
         .after(installed_runtimes())
-        .after([HEADERS, DRIVER_PACKAGES, TOOLKIT_PACKAGES, CLUSTER_PACKAGES])
+        .after([
+            HEADERS,
+            DRIVER_PACKAGES,
+            TOOLKIT_PACKAGES,
+            DCGM_PACKAGES,
+            CLUSTER_PACKAGES,
+        ])
         .locks([Lock::Packages, Lock::Modules])
 }
 

@@ -9,6 +9,7 @@ mod check_timer;
 pub mod cluster;
 pub mod compute;
 pub mod container;
+mod dcgm;
 mod deny;
 pub(crate) mod devices;
 mod driver_packages;
@@ -35,6 +36,7 @@ mod persistence;
 mod prebuilt;
 mod preflight;
 mod program;
+mod rdma;
 mod replaced;
 mod repositories;
 mod runtime_config;
@@ -95,6 +97,10 @@ pub const DRIVER_MODULE: StepId = StepId::new("driver.module");
 pub const DRIVER_PERSISTENCE: StepId = StepId::new("driver.persistence");
 /// The fabric manager, on machines that need it.
 pub const DRIVER_FABRIC: StepId = StepId::new("driver.fabric");
+/// Who runs IMEX on a node of a rack.
+pub const FABRIC_IMEX: StepId = StepId::new("fabric.imex");
+/// Kernel modules for RDMA with GPU memory.
+pub const RDMA_MODULES: StepId = StepId::new("rdma.modules");
 /// Device nodes and their symlinks.
 pub const DRIVER_NODES: StepId = StepId::new("driver.nodes");
 /// The MIG layout of the GPUs.
@@ -127,6 +133,11 @@ pub const CLUSTER_JOIN: StepId = StepId::new("cluster.join");
 /// The node is Ready, has its labels, and its startup taints are removed.
 pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
 
+/// The packages of DCGM.
+pub const DCGM_PACKAGES: StepId = StepId::new("dcgm.packages");
+/// DCGM and its exporter run.
+pub const DCGM_SERVICE: StepId = StepId::new("dcgm.service");
+
 /// The control daemon of MPS, so that programs use a GPU at the same time.
 pub const MPS_DAEMON: StepId = StepId::new("mps.daemon");
 
@@ -146,7 +157,7 @@ const PROGRAM_DEVICES: [StepId; 2] = [DRIVER_MIG, DRIVER_NODES];
 pub(crate) const GENERATES: (StepId, &str) = (CDI, cdi::SERVED);
 
 /// Returns the directories in which files of steps have an effect.
-pub const fn written_directories() -> [&'static str; 7] {
+pub const fn written_directories() -> [&'static str; 8] {
     [
         secure_boot::DIRECTORY,
         "/etc/modprobe.d",
@@ -154,6 +165,7 @@ pub const fn written_directories() -> [&'static str; 7] {
         sharing::DIRECTORY,
         "/etc/sysctl.d",
         "/etc/systemd/system",
+        "/etc/systemd/system/nvidia-dcgm-exporter.service.d",
         "/etc/systemd/system/nvidia-persistenced.service.d",
     ]
 }
@@ -199,6 +211,7 @@ pub fn all() -> Vec<Step> {
     all.extend(RuntimeKind::configurable().map(runtime_packages::step));
     all.extend([
         toolkit::step(),
+        dcgm::packages_step(),
         cluster::packages::step(),
         lock::step(),
         holds::step(),
@@ -206,6 +219,8 @@ pub fn all() -> Vec<Step> {
         module::step(),
         persistence::step(),
         fabric::step(),
+        fabric::imex::step(),
+        rdma::step(),
         nodes::step(),
     ]);
     all.extend(daemons().map(runtime_config::step));
@@ -217,6 +232,7 @@ pub fn all() -> Vec<Step> {
         container::step(),
         compute::step(),
         mps::step(),
+        dcgm::service_step(),
         cluster::host::step(),
         cluster::device_plugin::step(),
         cluster::join::step(),
@@ -230,10 +246,11 @@ pub fn all() -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::{
-        CHECK_TIMER, CLUSTER_JOIN, CLUSTER_NODE, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_MIG,
-        DRIVER_MODULE, DRIVER_PACKAGES, HEADERS, KERNEL_DENY, KERNEL_RELEASE, PACKAGES_HOLD,
-        PREFLIGHT, REPOSITORIES, SECURE_BOOT, TOOLKIT_PACKAGES, VALIDATION_COMPUTE,
-        VALIDATION_CONTAINER, VALIDATION_DEVICES, VALIDATION_IMAGE, all, config_step, package_step,
+        CHECK_TIMER, CLUSTER_JOIN, CLUSTER_NODE, CLUSTER_PACKAGES, DCGM_PACKAGES, DRIVER_FABRIC,
+        DRIVER_MIG, DRIVER_MODULE, DRIVER_PACKAGES, HEADERS, KERNEL_DENY, KERNEL_RELEASE,
+        PACKAGES_HOLD, PREFLIGHT, RDMA_MODULES, REPOSITORIES, SECURE_BOOT, TOOLKIT_PACKAGES,
+        VALIDATION_COMPUTE, VALIDATION_CONTAINER, VALIDATION_DEVICES, VALIDATION_IMAGE, all,
+        config_step, package_step,
     };
     use crate::{
         change::Lock,
@@ -321,8 +338,10 @@ mod tests {
             (KERNEL_DENY, &[Lock::Modules]),
             (DRIVER_MODULE, &[Lock::Modules]),
             (DRIVER_FABRIC, &[Lock::Modules]),
+            (RDMA_MODULES, &[Lock::Modules]),
             (DRIVER_MIG, &[Lock::Modules]),
             (TOOLKIT_PACKAGES, &[Lock::Packages]),
+            (DCGM_PACKAGES, &[Lock::Packages]),
             (CLUSTER_PACKAGES, &[Lock::Packages]),
             (PACKAGES_HOLD, &[Lock::Packages]),
             (docker, &[Lock::Packages, Lock::Containers]),

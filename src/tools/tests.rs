@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 use camino::Utf8Path;
 
 use super::{
-    gridd,
+    gridd, imex,
     initramfs::{Generator, dracut::Dracut, update_initramfs::UpdateInitramfs},
     kernel_log, kmod,
     kubernetes::kubectl::PROGRAMS,
@@ -140,6 +140,7 @@ fn commands(value: &str) -> Vec<Cmd> {
         UpdateInitramfs.list(path),
         gridd::journal(),
         gridd::status(),
+        imex::state(),
         kernel_log::journal(),
         kernel_log::ring(),
         kmod::field("version", value),

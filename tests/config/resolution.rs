@@ -5,7 +5,7 @@ use gpu_bootstrap::config::{
     desired::{Existing, Repository, RuntimeKind},
     profile::Profile,
 };
-use gpu_bootstrap::error::Report as _;
+use gpu_bootstrap::error::{Report as _, one_line};
 use gpu_bootstrap::facts::PciFact;
 use gpu_bootstrap::model::{
     pattern,
@@ -651,6 +651,73 @@ fn rack_boards_get_imex() {
         "{driver:?}"
     );
     assert_eq!(driver.companions.service.unwrap().unit, None);
+}
+
+#[test]
+fn dcgm_has_the_cuda_version_of_the_driver() {
+    let enabled = "driver.source = \"nvidia\"\ndcgm.enabled = true\n";
+    let exporter = format!("{enabled}dcgm.exporter = true\ndcgm.port = 19400\n");
+    let machine = Machine::new("ubuntu", "24.04", "x86_64", &[T4]).config(&exporter);
+    let desired = machine.resolution().desired;
+    let dcgm = desired.dcgm.expect("DCGM");
+    let names: Vec<&str> = dcgm
+        .packages
+        .iter()
+        .map(|spec| spec.name.as_str())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "datacenter-gpu-manager-4-core",
+            "datacenter-gpu-manager-4-cuda13",
+            "datacenter-gpu-manager-4-proprietary",
+            "datacenter-gpu-manager-exporter",
+        ]
+    );
+    assert_eq!(dcgm.exporter_port, Some(19400));
+    let is_held = |name: &&str| desired.hold.patterns.iter().any(|pattern| pattern == name);
+    assert!(names.iter().all(is_held), "{:?}", desired.hold.patterns);
+    let kept = format!("{enabled}driver.existing = \"keep\"\n");
+    for (id, version, text, reason) in [
+        (
+            "ubuntu",
+            "26.04",
+            enabled,
+            "no DCGM packages are known for ubuntu 26.04",
+        ),
+        (
+            "debian",
+            "13",
+            enabled,
+            "no DCGM packages are known for debian 13",
+        ),
+        (
+            "debian",
+            "12",
+            &*exporter,
+            "no package of the exporter is known for debian 12",
+        ),
+        ("ubuntu", "24.04", "dcgm.enabled = true\n", "does not use"),
+        (
+            "ubuntu",
+            "24.04",
+            "dcgm.exporter = true\n",
+            "needs `dcgm.enabled = true`",
+        ),
+        ("ubuntu", "24.04", &*kept, "depend on the CUDA version"),
+    ] {
+        let machine = Machine::new(id, version, "x86_64", &[T4]).config(text);
+        let error = machine.load().expect_err("rejected");
+        let why = one_line(&error);
+        assert!(why.contains(reason), "{id} {version}: {why}");
+    }
+    // A node without a GPU may have the settings of the others.
+    let cpu = format!("gpu = \"optional\"\n{enabled}");
+    let desired = Machine::new("ubuntu", "24.04", "x86_64", &[])
+        .config(&cpu)
+        .resolution()
+        .desired;
+    assert_eq!(desired.dcgm, None);
 }
 
 #[test]

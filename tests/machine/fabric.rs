@@ -1,6 +1,9 @@
-//! Simulates NVSwitches and the fabric manager.
+//! Simulates NVSwitches, the fabric manager, and the query of IMEX.
 
-use gpu_bootstrap::host::{FabricProgress, GpuFabric, fake::FakeFiles};
+use gpu_bootstrap::host::{
+    Cmd, FabricProgress, GpuFabric, Output,
+    fake::{FakeFiles, failed, ok},
+};
 
 use crate::{
     containers, dpkg, kernel,
@@ -83,4 +86,17 @@ pub fn load(files: &FakeFiles, module: &str) -> bool {
         files.put(&format!("{path}/refcnt"), "0\n");
     }
     known
+}
+
+/// If a test writes this file, it contains the state of the IMEX daemon. If it is empty, the daemon has no command service.
+const IMEX: &str = "/run/simulated/imex";
+
+/// `nvidia-imex-ctl -q`.
+pub fn imex_ctl(cmd: &Cmd, files: &FakeFiles) -> Output {
+    assert_eq!(cmd.args, ["-q"], "{}", cmd.line());
+    match text(files, IMEX).as_deref() {
+        _ if !units::active(files, "nvidia-imex.service") => failed(1, "no daemon\n"),
+        Some("") => failed(1, "the command service is not enabled\n"),
+        state => ok(state.unwrap_or("READY\n")),
+    }
 }

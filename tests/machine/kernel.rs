@@ -500,9 +500,18 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
         files.put_device("/dev/nvidia-uvm", 510, 0);
         files.put_device("/dev/nvidia-uvm-tools", 510, 1);
     }
+    if module == "nvidia_peermem" {
+        now.push("nvidia_peermem".to_owned());
+        files.put("/sys/module/nvidia_peermem/refcnt", "0\n");
+        files.put("/sys/module/nvidia_peermem/version", format!("{version}\n"));
+        files.put(PEER_MEMORY, "1\n");
+    }
     set_loaded(files, &now);
     ok("")
 }
+
+/// Exists while `nvidia-peermem` is registered in the RDMA stack.
+const PEER_MEMORY: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
 
 fn unload(files: &FakeFiles, module: &str) -> Output {
     let mut now = loaded(files);
@@ -527,6 +536,9 @@ fn unload(files: &FakeFiles, module: &str) -> Output {
                 files.take(&format!("/dev/{name}"));
             }
         }
+    }
+    if module == "nvidia_peermem" {
+        files.take("/sys/kernel/mm/memory_peers");
     }
     if module == "nvidia_uvm" {
         files.take("/dev/nvidia-uvm");

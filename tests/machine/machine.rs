@@ -22,7 +22,7 @@ use gpu_bootstrap::{
 use crate::{
     apt, apt_cache, boot,
     build::{Description, build},
-    cluster, containers, dnf, dpkg,
+    cluster, containers, dnf, dpkg, fabric,
     gpu::{MachineClock, MachineGpu, MachineHttp},
     kernel, mig, mps, rpm,
     state::{Shared, State, arch, exists, list, lock, on, text},
@@ -265,7 +265,7 @@ impl Machine {
 
     fn programs(&self) {
         type Program = fn(&Cmd, &FakeFiles, &mut State) -> Result<Output, ExecError>;
-        let programs: [(&str, Option<&str>, Program); 25] = rows! {
+        let programs: [(&str, Option<&str>, Program); 26] = rows! {
             "dpkg", None, |c, f, s| Ok(dpkg::dpkg(c, f, s));
             "apt-get", None, apt::apt_get;
             "apt-cache", None, |c, f,
@@ -297,6 +297,7 @@ impl Machine {
             "nvidia-ctk", Some("/usr/bin/nvidia-ctk"), |c, f,
                 s| { Ok(containers::nvidia_ctk(c, f, s)) };
             mps::PROGRAM, Some(mps::PROGRAM), |c, f, _| Ok(mps::control(c, f));
+            "nvidia-imex-ctl", Some("/usr/bin/nvidia-imex-ctl"), |c, f, _| Ok(fabric::imex_ctl(c, f));
             "kubeadm", Some("/usr/bin/kubeadm"), |c, f, s| { Ok(cluster::kubeadm(c, f, s)) };
             "/usr/bin/kubectl", Some("/usr/bin/kubectl"), |c, f,
                 s| { Ok(cluster::kubectl(c, f, s)) };
@@ -366,6 +367,7 @@ pub fn changes(cmd: &Cmd) -> bool {
         | "containerd"
         | "dockerd"
         | "crio"
+        | "nvidia-imex-ctl"
         | mps::PROGRAM => false,
         _ => true,
     }

@@ -229,6 +229,8 @@ impl Units {
                 "enable" => *file = "enabled".into(),
                 "disable" => *file = "disabled".into(),
                 "mask" => *file = "masked".into(),
+                // The links of an enabled unit stay. The restored state is enabled again in both cases.
+                "unmask" => *file = "disabled".into(),
                 "stop" => *active = "inactive".into(),
                 "start" | "restart" if file == "masked" => {
                     return failed(1, format!("Failed to {verb} {unit}: Unit {unit} is masked."));

@@ -36,6 +36,37 @@ async fn unit_is_restored() {
 }
 
 #[tokio::test]
+async fn masked_unit_is_restored() {
+    let unit = "nvidia-imex.service";
+    let mask = Change::MaskUnit { unit: unit.into() };
+    for (file, active) in [("enabled", "active"), ("disabled", "inactive")] {
+        let machine = TestMachine::new();
+        machine.units.put(unit, file, active);
+        let (undo, reverted) = machine.apply_and_undo(&mask).await;
+        assert!(
+            matches!(&reverted, Reverted::Done { what } if what.contains("unmask")),
+            "{reverted:?}"
+        );
+        // An interruption before the change has no effect.
+        let reverted = machine.revert(&undo).await;
+        assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
+    }
+    // A mask of the administrator is kept, also by the undo of a unit that was enabled.
+    let machine = TestMachine::new();
+    machine.units.put(unit, "masked", "active");
+    let undo = machine.apply(&mask).await.unwrap();
+    let masked = ("masked".to_owned(), "inactive".to_owned());
+    assert_eq!(machine.units.all()[unit], masked);
+    machine.revert(&undo).await;
+    assert_eq!(machine.units.all()[unit].0, "masked");
+    machine.units.put(unit, "disabled", "inactive");
+    let undo = machine.apply(&enable(unit)).await.unwrap();
+    machine.units.put(unit, "masked", "active");
+    machine.revert(&undo).await;
+    assert_eq!(machine.units.all()[unit].0, "masked");
+}
+
+#[tokio::test]
 async fn unit_is_enabled_but_not_started_without_systemd() {
     let machine = TestMachine::new();
     (machine.fakes.files).put("/lib/systemd/system/x.service", "[Service]\n");

@@ -45,6 +45,8 @@ pub(super) struct Node {
     pub(super) runtime_class: RuntimeClass,
     /// Whether a pod can request one of the resources.
     pub(super) has_test_pod: bool,
+    /// DCGM runs on the host, so a second host engine in a pod could not read the profiling metrics.
+    pub(super) has_dcgm: bool,
 }
 
 /// An image in `images.toml`.
@@ -76,6 +78,7 @@ impl Node {
                 spec.method.implementation().runtime_class()
             }),
             has_test_pod: true,
+            has_dcgm: desired.dcgm.is_some(),
         }
     }
 

@@ -183,6 +183,7 @@ impl ApplyChanges for FileChanges {
                 enabled: false,
                 masked: false,
                 active: start.then_some(false),
+                unmask: false,
             }),
             Change::RebuildInitramfs { kernels } => Undo::FollowUp {
                 then: (kernels.iter())

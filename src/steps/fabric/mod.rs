@@ -2,6 +2,7 @@
 //! runs, and after they have joined its fabric. The packages of the fabric manager are part of the driver packages. This
 //! step starts it before anything uses the GPUs, and waits until the GPUs have joined.
 
+pub(super) mod imex;
 #[cfg(test)]
 mod tests;
 
@@ -78,7 +79,7 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
     let mut state = FabricState {
         adopts: adopts(cx).await,
         packaged: cx.state.driver().await.package_version.clone(),
-        unit: unit(cx).await?,
+        unit: unit(cx, fabric::UNIT).await?,
         version: version(cx).await?,
         ..FabricState::default()
     };
@@ -128,8 +129,8 @@ fn silent(gpus: &Gpus) -> Option<String> {
     (!silent.is_empty()).then(|| format!("{} did not respond to NVML", messages::indices(&silent)))
 }
 
-async fn unit(cx: &Cx<'_>) -> Result<Option<UnitState>, StepError> {
-    match cx.state.unit(fabric::UNIT).await {
+async fn unit(cx: &Cx<'_>, name: &str) -> Result<Option<UnitState>, StepError> {
+    match cx.state.unit(name).await {
         Ok(unit) => Ok(unit),
         // A machine without systemd runs no units.
         Err(StateError::Exec(error)) if matches!(*error, ExecError::NotFound { .. }) => Ok(None),
@@ -182,8 +183,8 @@ fn decide(state: &FabricState, desired: &Desired) -> Assessment {
     match &driver.companions.service {
         Some(service) if !state.adopts => set_up(state, desired, service),
         _ if driver.companions.needs == Fabric::Imex => Assessment::not_applicable(
-            "multi-node NVLink requires IMEX, which is not set up. GPUs of \
-             one node work without it",
+            "multi-node NVLink requires IMEX, which this driver source does not provide. \
+             GPUs of one node work without it",
         ),
         _ => found(state, driver),
     }
@@ -262,7 +263,7 @@ fn set_up(state: &FabricState, desired: &Desired, service: &Service) -> Assessme
     }
     let Some(unit) = &service.unit else {
         return Assessment::satisfied(format!(
-            "{}; the cluster starts the service with the node list",
+            "{}; `fabric.imex` sets who starts it",
             state.packages.met_text()
         ));
     };
