@@ -1,5 +1,7 @@
 //! `check` and `plan`: findings, remedies and exit status. Both are read-only.
 
+use std::time::Duration;
+
 use super::kit::{
     Rig, blocked, file, fixed, needs, outcomes, packages, satisfied, step, why, write,
 };
@@ -108,6 +110,17 @@ async fn plan_without_pending_changes_succeeds() {
         ),
     ]);
     assert_eq!(rig.plan().await.exit, Exit::Ok);
+}
+
+#[tokio::test]
+async fn plan_reports_its_duration() {
+    let rig = Rig::new([file("a", "/a", "x")]);
+    let clock = rig.fakes.clock.clone();
+    *rig.change_applier.dry_run_of_change.lock().unwrap() = Box::new(move |_| {
+        clock.advance(Duration::from_secs(7));
+        Ok(())
+    });
+    assert!((rig.plan().await.seconds - 7.0).abs() < 0.01);
 }
 
 const UNBOUND: Family = Family {

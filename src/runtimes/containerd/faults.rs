@@ -715,6 +715,7 @@ mod tests {
             table.as_str(), None, None;
             whole, Some(Version(1, 7)), None;
             "disabled_plugins = ['cri']\n", Some(Version(1, 7)), None;
+            "version = 1\ndisabled_plugins = ['cri']\n", Some(Version(1, 7)), None;
         } {
             let found = faults(&[file(ROOT, text)], &[], version);
             let Some(place) = place else {
