@@ -446,13 +446,11 @@ fn assert_acquired_twice(machine: &Machine) {
 fn drain_continues_when_the_api_server_responds_after_the_boot() {
     let machine = without_power_in_its_drain();
     lock(&machine.state).faults.api_server = 60;
-    let ran = resumed(&machine).expect("a resume unit");
-    assert_eq!(ran.exit, 8, "{}", told(&ran));
-    assert_eq!(lock(&machine.state).faults.api_server, 0);
-    assert_eq!(pods(&machine), [""; 0]);
-    assert!(is_cordoned(&machine));
+    // The module was not loaded again after the boot, so no other reboot is needed.
     let ran = resumed(&machine).expect("a resume unit");
     assert_eq!(ran.exit, 0, "{}", told(&ran));
+    assert_eq!(lock(&machine.state).faults.api_server, 0);
+    assert_eq!(pods(&machine), [""; 0]);
     assert!(driver(&machine).starts_with("595."));
     assert!(!is_cordoned(&machine));
     assert_acquired_twice(&machine);
@@ -480,9 +478,8 @@ fn interrupted_drain_keeps_the_lock_while_the_api_server_is_away() {
 
     lock(&machine.state).faults.api_server = 0;
     let ran = run(&machine, "upgrade", &[&AFTER[..], &["--reboot"]].concat());
-    assert_eq!(ran.exit, 8, "{}", told(&ran));
-    let ran = resumed(&machine).expect("a resume unit");
     assert_eq!(ran.exit, 0, "{}", told(&ran));
+    assert!(driver(&machine).starts_with("595."));
     assert!(!is_cordoned(&machine));
     assert_acquired_twice(&machine);
 }
