@@ -18,7 +18,9 @@ pub(super) async fn run(
 ) -> Result<Exit, Failure> {
     if args.dry_run {
         let request = requested(host, env, args)?;
-        let command = plan::install_command(&args.target, &args::ImageArgs::default());
+        let bundle = args.bundle.bundle.as_deref();
+        let command =
+            plan::install_command(&args.target, bundle, &args::ImageArgs::default());
         let command = command.replacen(" install", " upgrade", 1);
         return plan::show(
             host,
@@ -47,7 +49,9 @@ pub(super) async fn run(
 fn requested(host: &Host, env: &Env, args: &args::UpgradeArgs) -> Result<Request, Failure> {
     let image = args::ImageArgs::default();
     let request = prepare::request(&args.target, &image, args.reboot, args.lock_timeout)?;
-    let mut request = prepare::with_lock(host, env, &args.target, request)?;
+    let request = prepare::with_lock(host, env, &args.target, request)?;
+    let bundle = args.bundle.bundle.as_deref();
+    let mut request = prepare::with_bundle(host, env, bundle, request)?;
     if args.as_installed {
         let installed = engine::request(host)?.ok_or_else(|| {
             Failure::new(
