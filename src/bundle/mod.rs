@@ -178,14 +178,29 @@ impl Bundle {
 
     /// Redirects a machine to the bundle: commands of the package manager read its repositories, and requests of a key are
     /// answered with its file.
-    #[must_use]
-    pub fn redirect(self, host: &Host, backend: &'static dyn Backend) -> Host {
+    ///
+    /// # Errors
+    /// If the bundle is for another package manager, or the sources cannot be written.
+    pub fn redirect(
+        self,
+        host: &Host,
+        backend: &'static dyn Backend,
+    ) -> Result<Host, ChangeError> {
+        let other = self.manifest.manager.backend().name();
+        if other != backend.name() {
+            let why = format!("it contains packages of {other}, and this machine uses {}", backend.name());
+            return Err(unusable(&self.directory, &why)
+                .advice("create the bundle on a node with the same system"));
+        }
         let bundle = Arc::new(self);
-        Host {
-            exec: Arc::new(redirect::BundledPackages::new(host, backend, Arc::clone(&bundle))),
+        let packages = redirect::BundledPackages::new(host, backend, Arc::clone(&bundle));
+        // The lists of the bundle are in use from now on.
+        packages.write_sources()?;
+        Ok(Host {
+            exec: Arc::new(packages),
             http: Arc::new(redirect::BundledKeys::new(host, bundle)),
             ..host.clone()
-        }
+        })
     }
 }
 

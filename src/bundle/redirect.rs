@@ -33,7 +33,10 @@ impl BundledPackages {
     }
 
     /// Writes the sources that the machine has now, because a step may have added one. An unchanged file is not written again.
-    fn write_sources(&self, mirrors: &dyn Mirrors) -> Result<(), FilesError> {
+    pub(super) fn write_sources(&self) -> Result<(), FilesError> {
+        let Some(mirrors) = self.mirrors else {
+            return Ok(());
+        };
         let Bundle {
             directory,
             manifest,
@@ -50,11 +53,10 @@ impl BundledPackages {
 #[async_trait]
 impl Exec for BundledPackages {
     async fn run(&self, cmd: &Cmd, on_line: &mut OnLine<'_>) -> Result<Output, ExecError> {
-        let redirected = (self.mirrors).and_then(|mirrors| Some((mirrors, mirrors.redirected(cmd)?)));
-        let Some((mirrors, redirected)) = redirected else {
+        let Some(redirected) = self.mirrors.and_then(|mirrors| mirrors.redirected(cmd)) else {
             return self.inner.run(cmd, on_line).await;
         };
-        self.write_sources(mirrors).map_err(|error| ExecError::Spawn {
+        self.write_sources().map_err(|error| ExecError::Spawn {
             command: cmd.line(),
             why: one_line(&error),
         })?;

@@ -124,7 +124,6 @@ fn unusable_directory_is_rejected() {
     assert!(error.what.contains("does not exist"), "{error}");
     bundle(&fakes);
     assert_eq!(open(&host).unwrap().lock(&*host.files).unwrap(), "lock = 1\n");
-    // A list that another user replaces is detected by the package manager, but the manifest is not.
     fakes.files.put_mode("/srv/bundle/bundle.toml", bundle(&fakes).render().unwrap(), 0o666);
     assert_eq!(open(&host).unwrap_err().reason, "untrusted-file");
     bundle(&fakes);
@@ -148,6 +147,7 @@ async fn commands_and_keys_are_redirected() {
     fakes.exec.on("dpkg", |_, _| ok(""));
     fakes.http.serve("https://other.example.org/key", "other");
     let redirected = open(&host).unwrap().redirect(&host, Manager::Apt.backend());
+    let redirected = redirected.unwrap();
     for (program, is_redirected) in [("apt-get", true), ("dpkg", false)] {
         let cmd = Cmd::new(program, ["update"]);
         redirected.exec.run(&cmd, &mut |_, _| {}).await.unwrap();
@@ -160,6 +160,8 @@ async fn commands_and_keys_are_redirected() {
     assert_eq!(redirected.http.get(KEY, 10).await.unwrap(), b"key");
     let other = redirected.http.get("https://other.example.org/key", 10).await;
     assert_eq!(other.unwrap(), b"other");
+    let other = open(&host).unwrap().redirect(&host, Manager::Dnf.backend());
+    assert!(other.is_err_and(|error| error.reason == "bundle-unusable"));
     forget(&*host.files).unwrap();
     assert!(!host.files.exists(REDIRECTED.into()).unwrap());
     assert_eq!(

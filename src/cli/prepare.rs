@@ -278,7 +278,7 @@ pub(super) async fn target(
     if let Some(bundle) = bundle {
         resolution.warnings.extend(without_image(&resolution.desired));
         let backend = resolution.desired.packages.manager.backend();
-        inspection.host = bundle.redirect(&inspection.host, backend);
+        inspection.host = bundle.redirect(&inspection.host, backend)?;
     }
     let kept = steps::kept_branch(&inspection.state(), &resolution.desired).await;
     resolution.warnings.extend(kept);
