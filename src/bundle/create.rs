@@ -14,17 +14,25 @@ use crate::{
         LOCK_REMEDY,
         repository::{KEY_LIMIT, Keyring, evaluate, has_accepted_key},
     },
+    config::desired::Prebuilt,
     host::{Cmd, Files, Host, digest::sha256},
     model::{packages::Repository, text::bytes},
-    tools::packages::{
-        Backend, Manager, Settings,
-        mirrors::{Download, ListOrigin, ListedPackage, ListedRepository, Mirror, Mirrors},
+    modules::{SOURCE_TIME_LIMIT, archive},
+    tools::{
+        packages::{
+            Backend, Manager, Settings,
+            mirrors::{Download, ListOrigin, ListedPackage, ListedRepository, Mirror, Mirrors},
+        },
+        prebuilt::{BuildTarget, SIGNATURE},
     },
     work::ChangeError,
 };
 
 /// The directory below the bundle with lists, caches and downloads while it is created.
 const STATE: &str = ".state";
+
+/// The directory in a bundle with prebuilt modules, a source of `driver.prebuilt.sources`.
+const MODULES: &str = "modules";
 
 /// What a bundle will contain.
 pub struct Recipe<'a> {
@@ -40,8 +48,16 @@ pub struct Recipe<'a> {
     pub packages: &'a BTreeMap<String, String>,
     /// The repositories whose keys a run downloads.
     pub repositories: &'a [Repository],
+    /// Prebuilt kernel modules, if they are configured.
+    pub modules: Option<PrebuiltModules<'a>>,
     /// The path of the program.
     pub program: &'a Utf8Path,
+}
+
+/// Kernel modules that another machine compiled.
+pub struct PrebuiltModules<'a> {
+    pub prebuilt: &'a Prebuilt,
+    pub target: BuildTarget,
 }
 
 /// A new bundle.
@@ -156,6 +172,7 @@ impl Creation<'_> {
             });
         }
         self.keys().await?;
+        self.modules(say).await?;
         let program = self.files.read(self.recipe.program)?.ok_or_else(|| {
             ChangeError::new(
                 "file",
@@ -332,6 +349,40 @@ impl Creation<'_> {
                 path,
             });
         }
+        Ok(())
+    }
+
+    /// Copies the archive with prebuilt modules for the kernel of the lock file. Without it, the nodes compile the modules.
+    async fn modules(&mut self, say: &mut (dyn FnMut(&str) + Send)) -> Result<(), ChangeError> {
+        let recipe = self.recipe;
+        let Some(PrebuiltModules { prebuilt, target }) = &recipe.modules else {
+            return Ok(());
+        };
+        let (name, trust) = (target.archive(), prebuilt.trust());
+        let mut whys = Vec::new();
+        for source in &prebuilt.sources {
+            let asked = archive(self.host, source, &name, &trust);
+            let asked = tokio::time::timeout(SOURCE_TIME_LIMIT, asked).await;
+            let asked = asked.unwrap_or_else(|_| {
+                Err(format!("it took more than {} s", SOURCE_TIME_LIMIT.as_secs()))
+            });
+            match asked {
+                Ok((archive, signature)) => {
+                    let path = Utf8Path::new(MODULES).join(&name);
+                    self.write(&path, &archive, 0o644)?;
+                    if let Some(signature) = signature {
+                        let path = format!("{path}{SIGNATURE}");
+                        self.write(path.as_str().into(), &signature, 0o644)?;
+                    }
+                    return Ok(());
+                }
+                Err(why) => whys.push(format!("{source}: {why}")),
+            }
+        }
+        say(&format!(
+            "the bundle contains no prebuilt modules, so nodes compile them: {}",
+            whys.join("; ")
+        ));
         Ok(())
     }
 

@@ -242,6 +242,7 @@ async fn created(
         lock: "lock = 1\n",
         packages: &BTreeMap::from([("runc".to_owned(), version.to_owned())]),
         repositories: &[repository],
+        modules: None,
         program: "/usr/bin/gpu-bootstrap".into(),
     };
     create::create(host, &recipe, &mut |_| {}).await

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     bundle::{
         Bundle, BundledSystem,
-        create::{self, Recipe},
+        create::{self, PrebuiltModules, Recipe},
         damaged,
     },
     config::{
@@ -28,7 +28,10 @@ use crate::{
     host::Host,
     model::text::{bytes, counted},
     report::messages,
-    tools::packages::{Package, Settings},
+    tools::{
+        packages::{Package, Settings},
+        prebuilt::BuildTarget,
+    },
 };
 
 pub(super) async fn run(
@@ -88,6 +91,7 @@ async fn create(
         lock: &text,
         packages: &packages,
         repositories: &desired.repositories,
+        modules: modules(&lock, desired),
         program: &env.exe,
     };
     let mut say = |line: &str| console.note(line);
@@ -122,6 +126,24 @@ async fn create(
         })?,
     }
     Ok(Exit::Ok)
+}
+
+/// Returns the prebuilt modules for the driver and the kernel of a lock file, if sources are configured.
+fn modules<'d>(lock: &Lock, desired: &'d Desired) -> Option<PrebuiltModules<'d>> {
+    let driver = desired.driver.as_ref()?;
+    let version = lock.driver.as_ref()?.version.as_ref()?;
+    let prebuilt = driver.prebuilt.as_ref()?;
+    let system = &lock.system;
+    (!prebuilt.sources.is_empty()).then_some(PrebuiltModules {
+        prebuilt,
+        target: BuildTarget {
+            distribution: system.os.clone(),
+            kernel: system.kernel.clone(),
+            architecture: system.arch.clone(),
+            driver: version.parse().ok()?,
+            flavor: driver.flavor,
+        },
+    })
 }
 
 /// Returns the packages of a bundle: those of the lock file, and those of its kernel of which several versions can be installed,
