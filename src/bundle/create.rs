@@ -133,7 +133,12 @@ impl Creation<'_> {
         let used: BTreeSet<usize> = packages.iter().map(|package| package.repository).collect();
         self.manifest.mirrors = paths(&repositories, &used);
         let at: BTreeMap<usize, Utf8PathBuf> = (used.iter().copied())
-            .zip(self.manifest.mirrors.iter().map(|mirror| mirror.path.clone()))
+            .zip(
+                self.manifest
+                    .mirrors
+                    .iter()
+                    .map(|mirror| mirror.path.clone()),
+            )
             .collect();
         let lists = (used.iter()).flat_map(|index| {
             let directory = &at[index];
@@ -176,7 +181,10 @@ impl Creation<'_> {
         let program = self.files.read(self.recipe.program)?.ok_or_else(|| {
             ChangeError::new(
                 "file",
-                format!("read the program `{}`: it does not exist", self.recipe.program),
+                format!(
+                    "read the program `{}`: it does not exist",
+                    self.recipe.program
+                ),
             )
         })?;
         self.write(PROGRAM.into(), &program, 0o755)?;
@@ -190,8 +198,9 @@ impl Creation<'_> {
         let output = self.host.exec.run(&cmd, &mut |_, _| {}).await;
         let output = output.and_then(|output| output.success(&cmd));
         output.map(|output| output.stdout).map_err(|source| {
-            ChangeError::tool(format!("create the bundle: {what}"), source)
-                .advice("correct the sources and the network of this machine, then run the command again")
+            ChangeError::tool(format!("create the bundle: {what}"), source).advice(
+                "correct the sources and the network of this machine, then run the command again",
+            )
         })
     }
 
@@ -286,7 +295,8 @@ impl Creation<'_> {
         }
         let from = self.state.join(from).join(&download.file);
         self.place(&from, to, download.sha256.as_deref())?;
-        Ok(self.files.remove(&from)?)
+        self.files.remove(&from)?;
+        Ok(())
     }
 
     /// Copies a file to its path in the bundle. A download from a local repository is a symlink.
@@ -297,8 +307,11 @@ impl Creation<'_> {
         sha256_expected: Option<&str>,
     ) -> Result<(), ChangeError> {
         let failed = |why: &str| {
-            ChangeError::new("bundle-download", format!("create the bundle: `{to}` {why}"))
-                .advice("run the command again; a mirror may have been updated at the same time")
+            ChangeError::new(
+                "bundle-download",
+                format!("create the bundle: `{to}` {why}"),
+            )
+            .advice("run the command again; a mirror may have been updated at the same time")
         };
         let content = (self.files.read(from)?).ok_or_else(|| failed("was not downloaded"))?;
         if sha256_expected.is_some_and(|expected| *expected != sha256(&content)) {
@@ -308,7 +321,8 @@ impl Creation<'_> {
     }
 
     fn write(&mut self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), ChangeError> {
-        self.files.write(&self.recipe.out.join(path), content, mode)?;
+        self.files
+            .write(&self.recipe.out.join(path), content, mode)?;
         let file = BundledFile {
             size: content.len() as u64,
             sha256: sha256(content),
@@ -364,7 +378,10 @@ impl Creation<'_> {
             let asked = archive(self.host, source, &name, &trust);
             let asked = tokio::time::timeout(SOURCE_TIME_LIMIT, asked).await;
             let asked = asked.unwrap_or_else(|_| {
-                Err(format!("it took more than {} s", SOURCE_TIME_LIMIT.as_secs()))
+                Err(format!(
+                    "it took more than {} s",
+                    SOURCE_TIME_LIMIT.as_secs()
+                ))
             });
             match asked {
                 Ok((archive, signature)) => {

@@ -125,7 +125,10 @@ impl Manifest {
         for mirror in &self.mirrors {
             let values = std::iter::once(mirror.path.as_str());
             for value in values.chain(mirror.architectures.iter().map(String::as_str)) {
-                if !value.chars().all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c)) {
+                if !value
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c))
+                {
                     let value = beginning(value, LONGEST).escape_debug().to_string();
                     return Err(format!("`{value}` contains special characters"));
                 }
@@ -169,7 +172,11 @@ impl Manifest {
 
 fn reason(text: &str, error: &toml::de::Error) -> String {
     let byte = error.span().map_or(0, |span| span.start).min(text.len());
-    let line = text.as_bytes()[..byte].iter().filter(|byte| **byte == b'\n').count() + 1;
+    let line = text.as_bytes()[..byte]
+        .iter()
+        .filter(|byte| **byte == b'\n')
+        .count()
+        + 1;
     let message = beginning(&error.message().trim().replace('\n', "; "), LONGEST);
     format!("line {line}: {message}")
 }

@@ -64,8 +64,9 @@ impl Bundle {
             )
         })?;
         let manifest = Manifest::parse(&text).map_err(|why| {
-            unusable(directory, &format!("`{path}`: {why}"))
-                .advice("copy the bundle again, or create it again with this version of gpu-bootstrap")
+            unusable(directory, &format!("`{path}`: {why}")).advice(
+                "copy the bundle again, or create it again with this version of gpu-bootstrap",
+            )
         })?;
         Ok(Self {
             directory: directory.to_owned(),
@@ -82,7 +83,9 @@ impl Bundle {
         directory: &Utf8Path,
         by_root: bool,
     ) -> Result<Self, ChangeError> {
-        let directory = files.resolve(directory)?.unwrap_or_else(|| directory.to_owned());
+        let directory = files
+            .resolve(directory)?
+            .unwrap_or_else(|| directory.to_owned());
         let bundle = Self::read(files, &directory, by_root)?;
         check_characters(&directory)?;
         check_access(files, &directory)?;
@@ -151,7 +154,10 @@ impl Bundle {
         let expected = self.manifest.files.get(path).map(|file| &file.sha256);
         match expected == Some(&sha256(&content)) {
             true => Ok(content),
-            false => Err(damaged_file(&self.directory, &format!("`{path}` has another SHA-256"))),
+            false => Err(damaged_file(
+                &self.directory,
+                &format!("`{path}` has another SHA-256"),
+            )),
         }
     }
 
@@ -181,14 +187,13 @@ impl Bundle {
     ///
     /// # Errors
     /// If the bundle is for another package manager, or the sources cannot be written.
-    pub fn redirect(
-        self,
-        host: &Host,
-        backend: &'static dyn Backend,
-    ) -> Result<Host, ChangeError> {
+    pub fn redirect(self, host: &Host, backend: &'static dyn Backend) -> Result<Host, ChangeError> {
         let other = self.manifest.manager.backend().name();
         if other != backend.name() {
-            let why = format!("it contains packages of {other}, and this machine uses {}", backend.name());
+            let why = format!(
+                "it contains packages of {other}, and this machine uses {}",
+                backend.name()
+            );
             return Err(unusable(&self.directory, &why)
                 .advice("create the bundle on a node with the same system"));
         }
@@ -205,13 +210,20 @@ impl Bundle {
 }
 
 fn unusable(directory: &Utf8Path, why: &str) -> ChangeError {
-    ChangeError::blocked("bundle-unusable", format!("use the bundle `{directory}`: {why}"))
+    ChangeError::blocked(
+        "bundle-unusable",
+        format!("use the bundle `{directory}`: {why}"),
+    )
 }
 
 fn damaged_file(directory: &Utf8Path, why: &str) -> ChangeError {
-    ChangeError::blocked("bundle-damaged", format!("use the bundle `{directory}`: {why}")).advice(
-        format!("run `gpu-bootstrap bundle verify {directory}`, and copy the bundle again"),
+    ChangeError::blocked(
+        "bundle-damaged",
+        format!("use the bundle `{directory}`: {why}"),
     )
+    .advice(format!(
+        "run `gpu-bootstrap bundle verify {directory}`, and copy the bundle again"
+    ))
 }
 
 /// Returns an error if a bundle differs from its manifest.
@@ -244,7 +256,9 @@ fn check_characters(directory: &Utf8Path) -> Result<(), ChangeError> {
 fn check_access(files: &dyn ReadFiles, directory: &Utf8Path) -> Result<(), ChangeError> {
     for at in directory.ancestors() {
         if files.stat(at)?.is_some_and(|stat| stat.mode & 0o001 == 0) {
-            let why = format!("`{at}` is not accessible for all users, such as the user that downloads packages");
+            let why = format!(
+                "`{at}` is not accessible for all users, such as the user that downloads packages"
+            );
             return Err(unusable(directory, &why).advice(format!(
                 "move the bundle to a directory such as `/srv`, or run `chmod o+x {at}`"
             )));

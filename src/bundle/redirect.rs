@@ -8,8 +8,8 @@ use super::Bundle;
 use crate::{
     error::one_line,
     host::{
-        Cmd, Exec, ExecError, Files, FilesError, Host, Http, HttpError, HttpRequest, HttpResponse, Output,
-        exec::OnLine,
+        Cmd, Exec, ExecError, Files, FilesError, Host, Http, HttpError, HttpRequest, HttpResponse,
+        Output, exec::OnLine,
     },
     tools::packages::{Backend, mirrors::Mirrors},
 };

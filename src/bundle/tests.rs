@@ -32,7 +32,11 @@ fn manifest() -> Manifest {
 /// Writes a bundle with a repository and a key.
 fn bundle(fakes: &Fakes) -> Manifest {
     let mut manifest = manifest();
-    for (path, content) in [(LOCK, "lock = 1\n"), (LIST, "signed"), ("keys/vendor", "key")] {
+    for (path, content) in [
+        (LOCK, "lock = 1\n"),
+        (LIST, "signed"),
+        ("keys/vendor", "key"),
+    ] {
         fakes.files.put(&format!("{DIRECTORY}/{path}"), content);
         let file = BundledFile {
             size: content.len() as u64,
@@ -95,12 +99,36 @@ fn manifest_with_paths_outside_the_bundle_is_rejected() {
 #[test]
 fn differences_from_the_manifest_are_listed() {
     let damage: [(&str, fn(&FakeFiles), bool); 6] = [
-        ("`keys/vendor` has another SHA-256", |files| files.put("/srv/bundle/keys/vendor", "kez"), true),
-        ("`keys/vendor` has 5 bytes instead of 3", |files| files.put("/srv/bundle/keys/vendor", "other"), false),
-        ("`keys/vendor` is missing", |files| files.take("/srv/bundle/keys/vendor"), false),
-        ("`mirrors/0/x.deb` is not in the manifest", |files| files.put("/srv/bundle/mirrors/0/x.deb", ""), false),
-        ("`keys/link` is a symlink", |files| files.put_link("/srv/bundle/keys/link", "/etc/shadow"), false),
-        ("`keys/pipe` is not a regular file", |files| files.put_other("/srv/bundle/keys/pipe"), false),
+        (
+            "`keys/vendor` has another SHA-256",
+            |files| files.put("/srv/bundle/keys/vendor", "kez"),
+            true,
+        ),
+        (
+            "`keys/vendor` has 5 bytes instead of 3",
+            |files| files.put("/srv/bundle/keys/vendor", "other"),
+            false,
+        ),
+        (
+            "`keys/vendor` is missing",
+            |files| files.take("/srv/bundle/keys/vendor"),
+            false,
+        ),
+        (
+            "`mirrors/0/x.deb` is not in the manifest",
+            |files| files.put("/srv/bundle/mirrors/0/x.deb", ""),
+            false,
+        ),
+        (
+            "`keys/link` is a symlink",
+            |files| files.put_link("/srv/bundle/keys/link", "/etc/shadow"),
+            false,
+        ),
+        (
+            "`keys/pipe` is not a regular file",
+            |files| files.put_other("/srv/bundle/keys/pipe"),
+            false,
+        ),
     ];
     for (expected, damage, is_content) in damage {
         let (host, fakes) = fake::host();
@@ -123,8 +151,15 @@ fn unusable_directory_is_rejected() {
     let error = open(&host).unwrap_err();
     assert!(error.what.contains("does not exist"), "{error}");
     bundle(&fakes);
-    assert_eq!(open(&host).unwrap().lock(&*host.files).unwrap(), "lock = 1\n");
-    fakes.files.put_mode("/srv/bundle/bundle.toml", bundle(&fakes).render().unwrap(), 0o666);
+    assert_eq!(
+        open(&host).unwrap().lock(&*host.files).unwrap(),
+        "lock = 1\n"
+    );
+    fakes.files.put_mode(
+        "/srv/bundle/bundle.toml",
+        bundle(&fakes).render().unwrap(),
+        0o666,
+    );
     assert_eq!(open(&host).unwrap_err().reason, "untrusted-file");
     bundle(&fakes);
     fakes.files.put_link("/srv/a link", DIRECTORY);
@@ -132,7 +167,10 @@ fn unusable_directory_is_rejected() {
     assert!(check_characters("/srv/a bundle".into()).is_err());
     fakes.files.put_directory("/root/private", 0o700);
     let error = check_access(&*host.files, "/root/private".into()).unwrap_err();
-    assert!(error.what.contains("`/root/private` is not accessible"), "{error}");
+    assert!(
+        error.what.contains("`/root/private` is not accessible"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -154,11 +192,19 @@ async fn commands_and_keys_are_redirected() {
         let ran = fakes.exec.log().pop().unwrap();
         assert_eq!(ran != cmd, is_redirected, "{program}");
     }
-    let sources = fakes.files.text("/run/gpu-bootstrap/bundle/sources/bundle.sources");
-    assert!(sources.contains("URIs: file:/srv/bundle/mirrors/0\n"), "{sources}");
+    let sources = fakes
+        .files
+        .text("/run/gpu-bootstrap/bundle/sources/bundle.sources");
+    assert!(
+        sources.contains("URIs: file:/srv/bundle/mirrors/0\n"),
+        "{sources}"
+    );
     assert!(!sources.contains("other.example.org"), "{sources}");
     assert_eq!(redirected.http.get(KEY, 10).await.unwrap(), b"key");
-    let other = redirected.http.get("https://other.example.org/key", 10).await;
+    let other = redirected
+        .http
+        .get("https://other.example.org/key", 10)
+        .await;
     assert_eq!(other.unwrap(), b"other");
     let other = open(&host).unwrap().redirect(&host, Manager::Dnf.backend());
     assert!(other.is_err_and(|error| error.reason == "bundle-unusable"));
@@ -205,7 +251,11 @@ fn downloads(fakes: &Fakes) {
     });
     fakes.exec.on("/usr/lib/apt/apt-helper", |cmd, files| {
         for arg in cmd.args.iter().filter(|arg| arg.starts_with("/srv/")) {
-            let content = if arg.ends_with(".deb") { PACKAGE } else { "lists" };
+            let content = if arg.ends_with(".deb") {
+                PACKAGE
+            } else {
+                "lists"
+            };
             files.put(arg, content);
         }
         ok("")
@@ -256,7 +306,9 @@ async fn bundle_is_created_and_verified() {
     let keys = include_bytes!("../../tests/keys/two.asc");
     fakes.http.serve(KEY, keys.to_vec());
     let fingerprint = openpgp::parse(keys).unwrap().keys[0].fingerprint.clone();
-    let bundle = created(&host, "1.1.5+ds1-1", vendor(&fingerprint)).await.unwrap();
+    let bundle = created(&host, "1.1.5+ds1-1", vendor(&fingerprint))
+        .await
+        .unwrap();
     assert_eq!((bundle.packages, bundle.files), (1, 6));
     let opened = open(&host).unwrap();
     assert_eq!(opened.verify(&*host.files).unwrap(), [""; 0]);
@@ -267,7 +319,9 @@ async fn bundle_is_created_and_verified() {
     let list = "/srv/bundle/mirrors/0/dists/bookworm/main/binary-amd64/Packages.xz";
     assert_eq!(fakes.files.text(list), "lists");
     // A directory with files is not changed.
-    let error = created(&host, "1.1.5+ds1-1", vendor(&fingerprint)).await.unwrap_err();
+    let error = created(&host, "1.1.5+ds1-1", vendor(&fingerprint))
+        .await
+        .unwrap_err();
     assert_eq!(error.reason, "bundle-exists");
     assert!(open(&host).is_ok());
 }
@@ -282,7 +336,9 @@ async fn failed_creation_leaves_nothing() {
         downloads(&fakes);
         let keys = include_bytes!("../../tests/keys/two.asc");
         fakes.http.serve(KEY, keys.to_vec());
-        let error = created(&host, version, vendor(fingerprint)).await.unwrap_err();
+        let error = created(&host, version, vendor(fingerprint))
+            .await
+            .unwrap_err();
         assert_eq!(error.reason, reason, "{error}");
         assert!(!host.files.exists(DIRECTORY.into()).unwrap());
     }

@@ -28,9 +28,7 @@ use crate::{
         kmod,
         module_file::modinfo,
         oci,
-        prebuilt::{
-            self, BuildTarget, KernelInterface, Modules, SAYS, TOOK, Trust,
-        },
+        prebuilt::{self, BuildTarget, KernelInterface, Modules, SAYS, TOOK, Trust},
     },
 };
 

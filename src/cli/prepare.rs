@@ -276,7 +276,9 @@ pub(super) async fn target(
     question.ask.bundled = bundle.as_ref().map(Bundle::packages);
     let mut resolution = inspection.resolve(env, &question)?;
     if let Some(bundle) = bundle {
-        resolution.warnings.extend(without_image(&resolution.desired));
+        resolution
+            .warnings
+            .extend(without_image(&resolution.desired));
         let backend = resolution.desired.packages.manager.backend();
         inspection.host = bundle.redirect(&inspection.host, backend)?;
     }

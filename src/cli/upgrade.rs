@@ -19,8 +19,7 @@ pub(super) async fn run(
     if args.dry_run {
         let request = requested(host, env, args)?;
         let bundle = args.bundle.bundle.as_deref();
-        let command =
-            plan::install_command(&args.target, bundle, &args::ImageArgs::default());
+        let command = plan::install_command(&args.target, bundle, &args::ImageArgs::default());
         let command = command.replacen(" install", " upgrade", 1);
         return plan::show(
             host,

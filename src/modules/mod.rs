@@ -345,7 +345,8 @@ pub(crate) async fn archive(
     let signature = format!("{name}{SIGNATURE}");
     let signature = source.bring(&signature, SIGNATURE_LIMIT, false).await;
     let signature = signature.map_err(|why| format!("`{name}` is not signed: {why}"))?;
-    prebuilt::verify(&archive, name, &signature, trust).map_err(|why| format!("`{name}`: {why}"))?;
+    prebuilt::verify(&archive, name, &signature, trust)
+        .map_err(|why| format!("`{name}`: {why}"))?;
     Ok((archive, Some(signature)))
 }
 

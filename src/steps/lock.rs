@@ -73,7 +73,11 @@ async fn detect(cx: &Cx<'_>, lock: &LockedPackages) -> Result<LockState, StepErr
 }
 
 /// Returns the packages that the bundle lacks, as `NAME VERSION`.
-fn unbundled(backend: &dyn Backend, lock: &LockedPackages, differs: &[&PackageSpec]) -> Vec<String> {
+fn unbundled(
+    backend: &dyn Backend,
+    lock: &LockedPackages,
+    differs: &[&PackageSpec],
+) -> Vec<String> {
     (differs.iter())
         .filter(|spec| lock.is_unbundled(backend, &spec.name, version(spec)))
         .map(|spec| format!("{} {}", spec.name, version(spec)))
@@ -373,14 +377,21 @@ mod tests {
             };
             decide(&state, lock, Manager::Apt)
         };
-        let whole = [("docker.io", "20.10.24"), ("runc", "1.1.5"), ("tini", "0.19")];
+        let whole = [
+            ("docker.io", "20.10.24"),
+            ("runc", "1.1.5"),
+            ("tini", "0.19"),
+        ];
         let answer = decide(&bundled(&whole));
         assert!(matches!(answer, Assessment::Needs { .. }), "{answer:?}");
         let answer = decide(&bundled(&[("docker.io", "20.10.24"), ("runc", "1.1.4")]));
         let Assessment::Blocked { why, hint } = &answer else {
             panic!("{answer:?}");
         };
-        assert!(why.ends_with("the bundle lacks runc 1.1.5, tini 0.19"), "{why}");
+        assert!(
+            why.ends_with("the bundle lacks runc 1.1.5, tini 0.19"),
+            "{why}"
+        );
         assert!(hint.contains("bundle create"), "{hint}");
     }
 

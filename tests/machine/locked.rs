@@ -95,7 +95,10 @@ fn put_bundle(machine: &Machine, lock: &str, without: &str) {
     };
     let mut manifest = Manifest::new("0.1.0", Manager::Apt, system);
     let add = |manifest: &mut Manifest, path: &str, content: &[u8]| {
-        machine.fakes.files.put(&format!("{BUNDLE}/{path}"), content);
+        machine
+            .fakes
+            .files
+            .put(&format!("{BUNDLE}/{path}"), content);
         let file = BundledFile {
             size: content.len() as u64,
             sha256: sha256(content),
@@ -123,7 +126,10 @@ fn put_bundle(machine: &Machine, lock: &str, without: &str) {
         });
     }
     let text = manifest.render().expect("a manifest");
-    machine.fakes.files.put(&format!("{BUNDLE}/bundle.toml"), text);
+    machine
+        .fakes
+        .files
+        .put(&format!("{BUNDLE}/bundle.toml"), text);
 }
 
 #[test]
@@ -136,7 +142,10 @@ fn bundle_replaces_sources_and_keys_of_the_run_only() {
     run(&second, &["bundle", "verify", BUNDLE]);
     let ran = second.run(&["install", "--bundle", BUNDLE]);
     assert_eq!(ran.exit, 0, "{}", ran.err);
-    let settings = ("APT_CONFIG".to_owned(), "/run/gpu-bootstrap/bundle/apt.conf".to_owned());
+    let settings = (
+        "APT_CONFIG".to_owned(),
+        "/run/gpu-bootstrap/bundle/apt.conf".to_owned(),
+    );
     let of_apt = |cmd: &&Cmd| cmd.program.starts_with("apt-");
     let commands: Vec<_> = ran.commands.iter().filter(of_apt).collect();
     assert!(!commands.is_empty());
@@ -146,7 +155,10 @@ fn bundle_replaces_sources_and_keys_of_the_run_only() {
     assert_eq!(packages(&second), packages(&first));
     let source = "/etc/apt/sources.list.d/gpu-bootstrap-nvidia-container-toolkit.sources";
     let source = second.fakes.files.text(source);
-    assert!(source.contains("URIs: https://nvidia.github.io/"), "{source}");
+    assert!(
+        source.contains("URIs: https://nvidia.github.io/"),
+        "{source}"
+    );
     // Later commands use the sources of the machine.
     let ran = second.run(&["plan"]);
     assert!(!ran.commands.iter().any(|cmd| cmd.env.contains(&settings)));

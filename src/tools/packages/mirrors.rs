@@ -166,7 +166,11 @@ mod tests {
             "/etc/passwd", None;
             "", None;
         } {
-            assert_eq!(inner(path).as_deref().map(camino::Utf8Path::as_str), expected, "{path}");
+            assert_eq!(
+                inner(path).as_deref().map(camino::Utf8Path::as_str),
+                expected,
+                "{path}"
+            );
         }
     }
 }

@@ -106,7 +106,11 @@ pub(super) const HELPER: &str = "/usr/lib/apt/apt-helper";
 
 /// Creates a command of [`HELPER`].
 pub(super) fn helper(settings: &Settings, args: Vec<String>) -> Cmd {
-    let options = ["-oAcquire::Retries=3", "-oAcquire::http::Timeout=30", "-oAcquire::https::Timeout=30"];
+    let options = [
+        "-oAcquire::Retries=3",
+        "-oAcquire::http::Timeout=30",
+        "-oAcquire::https::Timeout=30",
+    ];
     let args = options.into_iter().map(str::to_owned).chain(args);
     environment(settings, Cmd::new(HELPER, args))
         .deadline(DEADLINE)

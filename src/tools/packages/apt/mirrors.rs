@@ -99,7 +99,9 @@ fn decoded(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
     while let [first, behind @ ..] = rest {
-        let hex = behind.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
+        let hex = behind
+            .get(..2)
+            .and_then(|hex| std::str::from_utf8(hex).ok());
         let byte = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok());
         match (first, byte) {
             (b'%', Some(byte)) => {
@@ -160,7 +162,8 @@ impl Mirrors for AptMirrors {
                 continue;
             };
             let list = Utf8Path::new(target.field("Filename")).file_name();
-            let stem = list.and_then(|list| list.rfind(&lists::file_name(key)).map(|at| &list[..at]));
+            let stem =
+                list.and_then(|list| list.rfind(&lists::file_name(key)).map(|at| &list[..at]));
             let Some(stem) = stem else {
                 continue;
             };
@@ -230,9 +233,20 @@ impl Mirrors for AptMirrors {
     }
 
     fn locate(&self, packages: &[(String, String)]) -> Query {
-        let options = ["-q", "-oAcquire::ForceHash=SHA256", "download", "--print-uris", "--"];
-        let packages = packages.iter().map(|(name, version)| format!("{name}={version}"));
-        let args = options.iter().map(|word| (*word).to_owned()).chain(packages);
+        let options = [
+            "-q",
+            "-oAcquire::ForceHash=SHA256",
+            "download",
+            "--print-uris",
+            "--",
+        ];
+        let packages = packages
+            .iter()
+            .map(|(name, version)| format!("{name}={version}"));
+        let args = options
+            .iter()
+            .map(|word| (*word).to_owned())
+            .chain(packages);
         Query::new("apt-get", args).deadline(Duration::from_secs(300))
     }
 
@@ -244,12 +258,10 @@ impl Mirrors for AptMirrors {
             let [file, size, digest] = words[..] else {
                 return None;
             };
-            let digest = digest.strip_prefix("SHA256:").filter(|text| is_digest(text))?;
-            let parts: Vec<String> = file
-                .strip_suffix(".deb")?
-                .split('_')
-                .map(decoded)
-                .collect();
+            let digest = digest
+                .strip_prefix("SHA256:")
+                .filter(|text| is_digest(text))?;
+            let parts: Vec<String> = file.strip_suffix(".deb")?.split('_').map(decoded).collect();
             let [name, version, _] = &parts[..] else {
                 return None;
             };
@@ -274,12 +286,7 @@ impl Mirrors for AptMirrors {
         output.lines().filter_map(package).collect()
     }
 
-    fn fetch(
-        &self,
-        settings: &Settings,
-        downloads: &[&Download],
-        to: &Utf8Path,
-    ) -> Vec<Cmd> {
+    fn fetch(&self, settings: &Settings, downloads: &[&Download], to: &Utf8Path) -> Vec<Cmd> {
         let command = |some: &[&Download]| {
             let mut args = vec!["download-file".to_owned()];
             for one in some {
@@ -385,7 +392,9 @@ Repo-URI: https://developer.example.org/debian12/x86_64/
             let text = format!(
                 "MD5Sum:\n 00 1 {path}\nSHA256:\n {DIGEST} 22 {path}\n {DIGEST} 11 {path}.xz\n"
             );
-            fakes.files.put(&format!("{STATE}/lists/{name}_InRelease"), text);
+            fakes
+                .files
+                .put(&format!("{STATE}/lists/{name}_InRelease"), text);
         };
         put(
             "deb.debian.org_debian_dists_bookworm",

@@ -24,8 +24,7 @@ use crate::{
 const WHOLE_FILES: &str = "--setopt=zchunk=0";
 
 /// One line per package.
-const FORMAT: &str =
-    "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\t%{repoid}\\t%{location}\\t%{downloadsize}\\n";
+const FORMAT: &str = "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\t%{repoid}\\t%{location}\\t%{downloadsize}\\n";
 
 /// Options that are replaced.
 const ADDRESSES: [&str; 4] = ["baseurl", "mirrorlist", "metalink", "enabled"];
@@ -38,7 +37,7 @@ pub(super) struct DnfMirrors;
 fn with_options(cmd: &Cmd, options: [String; 2]) -> Option<Cmd> {
     (cmd.program == "dnf").then(|| {
         let mut cmd = cmd.clone();
-        cmd.args.splice(0..0, options);
+        drop(cmd.args.splice(0..0, options));
         cmd
     })
 }
@@ -49,7 +48,9 @@ fn relocated(text: &str, baseurl: impl Fn(&str) -> Option<String>) -> String {
     let mut relocated = String::new();
     let (mut is_kept, mut skips) = (false, false);
     for line in text.lines().map(str::trim_end) {
-        let id = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        let id = line
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'));
         if let Some(id) = id {
             let url = baseurl(id);
             is_kept = url.is_some();
@@ -100,7 +101,9 @@ impl Mirrors for DnfMirrors {
                 continue;
             };
             let is_of = |name: &&String| {
-                let hash = name.strip_prefix(id.as_str()).and_then(|rest| rest.strip_prefix('-'));
+                let hash = name
+                    .strip_prefix(id.as_str())
+                    .and_then(|rest| rest.strip_prefix('-'));
                 hash.is_some_and(|hash| {
                     hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
                 })
@@ -112,7 +115,10 @@ impl Mirrors for DnfMirrors {
             let mut lists = Vec::new();
             for name in files.list(&directory)? {
                 let path = directory.join(&name);
-                if files.stat(&path)?.is_some_and(|stat| stat.kind == FileKind::File) {
+                if files
+                    .stat(&path)?
+                    .is_some_and(|stat| stat.kind == FileKind::File)
+                {
                     lists.push(ListFile {
                         path: Utf8Path::new("repodata").join(name),
                         origin: ListOrigin::Downloaded(path),
@@ -184,7 +190,12 @@ impl Mirrors for DnfMirrors {
             return Vec::new();
         }
         let destination = format!("--destdir={to}");
-        let mut words = vec![commands::ALL_STREAMS, "download", &destination, "--"];
+        let mut words = vec![
+            commands::ALL_STREAMS,
+            "download",
+            destination.as_str(),
+            "--",
+        ];
         words.extend(downloads.iter().map(|one| one.from.as_str()));
         let cmd = commands::with_metadata(settings, &words);
         vec![
@@ -308,7 +319,10 @@ repo_gpgcheck=1
     fn only_dnf_is_redirected() {
         let cmd = DnfMirrors.redirected(&Cmd::new("dnf", ["-y", "install", "a"]));
         let args = cmd.unwrap().args;
-        assert_eq!(args[0], "--setopt=reposdir=/run/gpu-bootstrap/bundle/sources");
+        assert_eq!(
+            args[0],
+            "--setopt=reposdir=/run/gpu-bootstrap/bundle/sources"
+        );
         assert_eq!(args[2..], ["-y", "install", "a"]);
         assert!(DnfMirrors.redirected(&Cmd::new("rpm", ["-qa"])).is_none());
     }
