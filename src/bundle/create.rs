@@ -198,7 +198,7 @@ impl Creation<'_> {
         let output = self.host.exec.run(&cmd, &mut |_, _| {}).await;
         let output = output.and_then(|output| output.success(&cmd));
         output.map(|output| output.stdout).map_err(|source| {
-            ChangeError::tool(format!("create the bundle: {what}"), source).advice(
+            ChangeError::tool(format!("{what} for the bundle"), source).advice(
                 "correct the sources and the network of this machine, then run the command again",
             )
         })
@@ -233,9 +233,8 @@ impl Creation<'_> {
         let query = self.mirrors.locate(&packages);
         let cmd = self.mirrors.separately(query.cmd(), &self.state);
         let output = self.host.exec.run(&cmd, &mut |_, _| {}).await;
-        let output = output.map_err(|source| {
-            ChangeError::tool("create the bundle: locate the packages", source)
-        })?;
+        let output = output
+            .map_err(|source| ChangeError::tool("locate the packages for the bundle", source))?;
         let located = self.mirrors.located(&output.stdout, repositories);
         let missing: Vec<String> = (packages.iter())
             .filter(|(name, version)| {
@@ -341,7 +340,7 @@ impl Creation<'_> {
             let key = self.host.http.get(url, KEY_LIMIT).await.map_err(|source| {
                 ChangeError::new(
                     "key-fetch",
-                    format!("create the bundle: download the key of repository `{name}`"),
+                    format!("download the key of repository `{name}` for the bundle"),
                 )
                 .caused_by(source)
             })?;
@@ -406,7 +405,7 @@ impl Creation<'_> {
     /// Writes the manifest. It is the last file, so a directory with a manifest is complete.
     fn finish(&self) -> Result<CreatedBundle, ChangeError> {
         let text = self.manifest.render().map_err(|why| {
-            ChangeError::bug("create the bundle: write the manifest").telling(Some(why))
+            ChangeError::bug("write the manifest of the bundle").telling(Some(why))
         })?;
         let path = self.recipe.out.join(MANIFEST);
         self.files.write(&path, text.as_bytes(), 0o644)?;

@@ -230,7 +230,7 @@ fn damaged_file(directory: &Utf8Path, why: &str) -> ChangeError {
 ///
 /// # Errors
 /// The first differences.
-pub fn damaged(directory: &Utf8Path, differences: &[String]) -> Result<(), ChangeError> {
+fn damaged(directory: &Utf8Path, differences: &[String]) -> Result<(), ChangeError> {
     if differences.is_empty() {
         return Ok(());
     }

@@ -17,7 +17,6 @@ use crate::{
     bundle::{
         Bundle, BundledSystem,
         create::{self, PrebuiltModules, Recipe},
-        damaged,
     },
     config::{
         desired::{Desired, PackagePolicy},
@@ -224,7 +223,22 @@ fn verify(
                 )
             })?;
         }
-        OutputFormat::Human => damaged(&directory, &differences)?,
+        OutputFormat::Human => {
+            print::show(&mut console.out, |to| {
+                (differences.iter()).try_for_each(|difference| writeln!(to, "{difference}"))
+            })?;
+            let message = format!(
+                "failed to verify the bundle `{directory}`: {} from its manifest",
+                counted(differences.len(), "difference")
+            );
+            let hint = "copy the bundle again";
+            return Err(Failure::new(
+                Exit::Blocked,
+                "bundle-damaged",
+                &message,
+                Some(hint),
+            ));
+        }
     }
     Ok(match differences.is_empty() {
         true => Exit::Ok,

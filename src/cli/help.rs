@@ -153,7 +153,7 @@ const COMMANDS: [CommandRow; 19] = [
                 "Check a copied bundle",
             ),
         ],
-        &[4, 5, 6, 10],
+        &[5, 6, 10],
     ),
     (
         "facts",
