@@ -6,7 +6,10 @@ use crate::{
         Cmd, Output,
         fake::{self, FakeFiles, Fakes, failed, ok},
     },
-    model::packages::{Repository, Signed},
+    model::{
+        packages::{Repository, Signed},
+        text::reads_any_text,
+    },
     tools::{
         openpgp,
         packages::{Manager, Settings, mirrors::Mirror},
@@ -216,6 +219,10 @@ async fn commands_and_keys_are_redirected() {
         "the sources of the machine are not changed"
     );
 }
+
+reads_any_text!("(\\[|\\]|=|\n|\"|bundle = 1|[a-z./-]*|.)*", |text| {
+    Manifest::parse(&text)
+});
 
 const PACKAGE: &str = "a package";
 

@@ -62,6 +62,7 @@ async fn create(
     let target = prepare::target(host, env, request).await?;
     console.warn(&target.resolution.warnings);
     let desired = &target.resolution.desired;
+    console.warn(prepare::without_image(desired).as_slice());
     // Only a validated node knows which packages its transactions have installed.
     let ours = engine::validated_node(host).map_or_else(|_| BTreeSet::new(), |node| node.packages);
     let packages = packages(&lock, desired, &target.database().await?, &ours);

@@ -294,8 +294,8 @@ pub(super) async fn target(
     })
 }
 
-/// Returns a warning if a run with a bundle needs a container image.
-fn without_image(desired: &Desired) -> Option<String> {
+/// Returns a warning if a run with a bundle needs a container image, which a bundle does not contain.
+pub(super) fn without_image(desired: &Desired) -> Option<String> {
     let image = desired.validation.image.as_ref()?;
     Some(format!(
         "the bundle contains no container images: `{image}` (`validation.image`) must be available on this machine or in a registry \
