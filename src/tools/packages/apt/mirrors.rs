@@ -288,7 +288,7 @@ impl Mirrors for AptMirrors {
 
     fn fetch(&self, settings: &Settings, downloads: &[&Download], to: &Utf8Path) -> Vec<Cmd> {
         let command = |some: &[&Download]| {
-            let mut args = vec!["download-file".to_owned()];
+            let mut args = vec!["download-file".to_owned(), "--".to_owned()];
             for one in some {
                 args.extend([one.from.clone(), to.join(&one.file).into_string()]);
                 args.extend(one.sha256.iter().map(|digest| format!("SHA256:{digest}")));
@@ -517,6 +517,7 @@ Repo-URI: https://developer.example.org/debian12/x86_64/
             cmds[0].args[3..],
             [
                 "download-file",
+                "--",
                 "https://example.org/a.deb",
                 "/srv/x/a.deb",
                 &format!("SHA256:{DIGEST}")
