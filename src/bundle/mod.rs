@@ -107,23 +107,24 @@ impl Bundle {
     /// Returns the differences from the manifest: missing and foreign files, links, sizes, and with `reads` digests.
     fn differences(&self, files: &dyn ReadFiles, reads: bool) -> Result<Vec<String>, FilesError> {
         let mut differences = Vec::new();
-        let mut rest = vec![Utf8PathBuf::new()];
-        while let Some(at) = rest.pop() {
-            for name in files.list(&self.directory.join(&at))? {
-                let path = at.join(name);
-                let Some(stat) = files.stat(&self.directory.join(&path))? else {
+        let mut rest = vec![self.directory.clone()];
+        while let Some(directory) = rest.pop() {
+            for name in files.list(&directory)? {
+                let at = directory.join(name);
+                let Some(stat) = files.stat(&at)? else {
                     continue;
                 };
+                let path = at.strip_prefix(&self.directory).unwrap_or(&at);
                 match stat.kind {
-                    FileKind::Directory => rest.push(path),
+                    FileKind::Directory => rest.push(at),
                     FileKind::File if path == MANIFEST => {}
-                    FileKind::File => match self.manifest.files.get(&path) {
+                    FileKind::File => match self.manifest.files.get(path) {
                         None => differences.push(format!("`{path}` is not in the manifest")),
                         Some(file) if file.size != stat.size => differences.push(format!(
                             "`{path}` has {} bytes instead of {}",
                             stat.size, file.size
                         )),
-                        Some(file) if reads && self.digest(files, &path)? != file.sha256 => {
+                        Some(file) if reads && self.digest(files, path)? != file.sha256 => {
                             differences.push(format!("`{path}` has another SHA-256"));
                         }
                         Some(_) => {}

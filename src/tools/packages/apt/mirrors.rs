@@ -180,7 +180,7 @@ impl Mirrors for AptMirrors {
                 continue;
             };
             let index = files.read_lossy(index)?.unwrap_or_default();
-            let compressed = [".xz", ".gz", ".bz2", ""].iter().find_map(|end| {
+            let compressed = [".xz", ".gz", ".bz2", ""].into_iter().find_map(|end| {
                 let (size, digest) = digest_of(&index, &format!("{key}{end}"))?;
                 Some((end, size, digest))
             });
