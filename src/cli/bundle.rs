@@ -1,9 +1,6 @@
 //! `bundle`: downloads the packages of a lock file for nodes without internet, and verifies such a bundle.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io::Write as _,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
