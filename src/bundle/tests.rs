@@ -99,9 +99,11 @@ fn manifest_with_paths_outside_the_bundle_is_rejected() {
     }
 }
 
+type Damage = fn(&FakeFiles);
+
 #[test]
 fn differences_from_the_manifest_are_listed() {
-    let damage: [(&str, fn(&FakeFiles), bool); 6] = [
+    let damage: [(&str, Damage, bool); 6] = [
         (
             "`keys/vendor` has another SHA-256",
             |files| files.put("/srv/bundle/keys/vendor", "kez"),
