@@ -1,5 +1,5 @@
 //! Creates a bundle. The package manager downloads with its own transports, credentials and proxies, into lists and caches below
-//! the new directory, so that those of the machine are not changed.
+//! the new directory, so the lists and caches of the machine are not changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +34,7 @@ const STATE: &str = ".state";
 /// The directory in a bundle with prebuilt modules, a source of `driver.prebuilt.sources`.
 const MODULES: &str = "modules";
 
-/// What a bundle will contain.
+/// The planned contents of a bundle.
 pub struct Recipe<'a> {
     /// The directory of the new bundle.
     pub out: &'a Utf8Path,

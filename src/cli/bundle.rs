@@ -143,8 +143,8 @@ fn modules<'d>(lock: &Lock, desired: &'d Desired) -> Option<PrebuiltModules<'d>>
     })
 }
 
-/// Returns the packages of a bundle: those of the lock file, and those of its kernel of which several versions can be installed,
-/// which a lock file does not contain.
+/// Returns the packages of a bundle: the packages of the lock file, and packages for its kernel. A lock file does not contain
+/// packages of which several versions can be installed.
 fn packages(
     lock: &Lock,
     desired: &Desired,

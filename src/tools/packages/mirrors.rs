@@ -62,7 +62,7 @@ pub enum ListOrigin {
 /// A file to download.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Download {
-    /// The URL, or the name by which the package manager downloads a package.
+    /// The URL, or the name of the package for the package manager.
     pub from: String,
     /// The file name of the downloaded file.
     pub file: String,
@@ -124,7 +124,7 @@ pub trait Mirrors: Debug + Send + Sync {
     fn fetch(&self, settings: &Settings, downloads: &[&Download], to: &Utf8Path) -> Vec<Cmd>;
 
     /// Returns the files in [`REDIRECTED`] with the sources of the machine that are in the bundle at `bundle`. Keys and all other
-    /// options are those of the machine.
+    /// options come from the machine.
     ///
     /// # Errors
     /// If an existing file cannot be read.
