@@ -1,8 +1,8 @@
 //! Partial copies of apt repositories: the signed `InRelease`, the compressed `Packages` that it lists, and some packages.
 //!
-//! apt verifies them with the keys of the machine, so they need neither a key of ours nor `trusted=yes`. Tested with apt 2.6:
-//! a mirror with only an uncompressed `Packages` is rejected ("Hash Sum mismatch"), so the compressed one is downloaded again. The other
-//! targets of apt (`Contents`, DEP-11, translations) must be disabled, because their files are not in the bundle.
+//! apt verifies them with the keys of the machine, so they need neither a key of ours nor `trusted=yes`. Tested with apt 2.6: a
+//! mirror with only an uncompressed `Packages` is rejected ("Hash Sum mismatch"), so the compressed one is downloaded again. The
+//! other targets of apt (`Contents`, DEP-11, translations) must be disabled, because their files are not in the bundle.
 
 use std::{collections::BTreeMap, time::Duration};
 
