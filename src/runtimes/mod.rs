@@ -412,9 +412,9 @@ pub trait Configured: Debug + Send + Sync {
         goal: &Goal<'_>,
     ) -> Result<Vec<FileSettings>, LackError>;
 
-    /// The name of the feature that must be enabled explicitly for a goal, and that the daemon uses only after its next start.
-    fn needs_start_for(&self, _view: &RuntimeView, _goal: &Goal<'_>) -> Option<&'static str> {
-        None
+    /// Whether CDI must be enabled explicitly for a goal. The daemon uses it only after its next start.
+    fn needs_cdi(&self, _view: &RuntimeView, _goal: &Goal<'_>) -> bool {
+        false
     }
 
     /// Validates its files with its own binary, without the daemon.
