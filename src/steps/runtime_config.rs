@@ -10,7 +10,7 @@ use crate::{
     change::{Change, Lock, RuntimeSettings},
     config::desired::{Daemon, Desired, Restart, RuntimeSpec},
     model::document::FileSettings,
-    runtimes::{BUILT_IN, Broken, Elsewhere, LackError, LiveConfig, NVIDIA},
+    runtimes::{BUILT_IN, Broken, Elsewhere, Goal, LackError, LiveConfig, NVIDIA},
     step::{Assessment, Cx, Step, StepError},
     tools::packages::HEADER,
 };
@@ -59,11 +59,12 @@ async fn detect(
     let (kind, configured) = (daemon.kind(), daemon.configured());
     let said = cx.state.said(kind).await?;
     let view = cx.state.runtime(kind).await?;
-    let goal = cx.desired.goal(
-        runtime_of(cx.desired),
-        spec.nvidia_default,
-        configured.is_for_kubelet() && serves_kubelet(cx.desired),
-    );
+    let goal = Goal {
+        name: runtime_of(cx.desired),
+        default: spec.nvidia_default,
+        cdi: cx.desired.cdi.is_some(),
+        for_kubelet: configured.is_for_kubelet() && serves_kubelet(cx.desired),
+    };
     let (lacking, broken) = match &view.broken {
         Some(broken) if !broken.forgiven => (Vec::new(), Some(broken.clone())),
         issue => match configured.lacking(cx.host.files(), view, &goal) {
