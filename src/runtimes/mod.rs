@@ -120,12 +120,6 @@ impl RuntimeKind {
         })
     }
 
-    /// Returns the command that shows the GPUs in a container. Source: NVIDIA Container Toolkit, "Running a Sample Workload".
-    pub fn example(self) -> Option<String> {
-        let run = self.runtime().facts().example?;
-        Some(format!("{run} ubuntu nvidia-smi"))
-    }
-
     /// Whether another runtime is a dependency of its packages.
     pub fn brings(self, other: Self) -> bool {
         self.runtime().facts().brings.contains(&other)
@@ -221,8 +215,7 @@ pub struct RuntimeFacts {
     pub repositories: Option<&'static str>,
     /// Whether `runtime.source` selects the source of its packages.
     pub has_sources: bool,
-    /// The command that runs a container with all GPUs, without image and program, or `None` if the runtime has no command for
-    /// users.
+    /// The command that shows all GPUs in a container, or `None` if the runtime has no command for users.
     pub example: Option<&'static str>,
     /// The first version that supports GPUs in containers, or `None` if all do.
     pub first: Option<Version>,

@@ -50,7 +50,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     repositories: Some("download.docker.com/linux/"),
     has_sources: true,
     // Source: NVIDIA Container Toolkit, "Running a Sample Workload".
-    example: Some("docker run --rm --runtime=nvidia --gpus all"),
+    example: Some("docker run --rm --runtime=nvidia --gpus all ubuntu nvidia-smi"),
     first: None,
     reads_groups: None,
 };
