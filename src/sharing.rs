@@ -173,25 +173,6 @@ impl DevicePluginSpec {
         *self == Self::default()
     }
 
-    /// Returns the values of the placeholders with which the pod of the device plugin sees MIG devices. It needs
-    /// SYS_ADMIN for this. Source: the Helm chart of the device plugin, `_helpers.tpl`.
-    pub fn mig_access(&self) -> [(&'static str, &'static str); 2] {
-        let (security, monitor) = match self.mig_strategy != MigStrategy::None {
-            true => (
-                "capabilities:\n  add: [SYS_ADMIN]",
-                "- {name: NVIDIA_MIG_MONITOR_DEVICES, value: all}",
-            ),
-            false => (
-                "allowPrivilegeEscalation: false\ncapabilities:\n  drop: [ALL]",
-                "",
-            ),
-        };
-        [
-            ("DEVICE-PLUGIN-SECURITY", security),
-            ("MIG-MONITOR", monitor),
-        ]
-    }
-
     /// Returns how a resource is shared. `None` if it is not shared.
     pub fn shared(&self, resource: &str) -> Option<&SharingSpec> {
         (self.sharing.as_ref()).filter(|spec| spec.resources.iter().any(|name| name == resource))

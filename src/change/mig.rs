@@ -183,9 +183,10 @@ impl Applier {
             }
             // A reboot destroys all instances, and an interrupted change has created none.
             let is_ours = now.profiles().is_empty() || ours.is_some_and(|ours| ours.layout == now);
-            let has_parts = (before.layout.profiles().iter()).any(|one| one.compute.is_some());
+            let has_mig_devices =
+                (before.layout.profiles().iter()).any(|one| one.compute.is_some());
             match is_ours {
-                true if has_parts => endings.push(not_restored(before)),
+                true if has_mig_devices => endings.push(not_restored(before)),
                 true => wanted.push(before.clone()),
                 false => kept.push(format!("{}={now}", before.gpu)),
             }

@@ -27,9 +27,9 @@ pub(super) fn expected(plugin: &DevicePluginSpec, nvml: &Nvml) -> Option<Resourc
     let Nvml::Ready(view) = nvml else {
         return None;
     };
-    let has_parts =
+    let has_mig_devices =
         plugin.mig_strategy != MigStrategy::None && view.devices.iter().any(mig::is_split);
-    if plugin.sharing.is_none() && !has_parts {
+    if plugin.sharing.is_none() && !has_mig_devices {
         return None;
     }
     let expected = plugin.offers(&view.devices).ok()?;

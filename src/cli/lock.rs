@@ -24,7 +24,7 @@ use crate::{
         trusted::{Trusted, refuse_foreign},
     },
     journal::Request,
-    modules::is_source_package,
+    modules::is_dkms_package,
     tools::packages::Package,
 };
 
@@ -66,7 +66,7 @@ pub(super) async fn run(
     let driver = node.driver.as_ref().filter(|_| desired.driver.is_some());
     let driver = driver.map(|driver| {
         let mut locked = LockedDriver::of(&driver.settings);
-        let is_compiled = packages.keys().any(|name| is_source_package(name));
+        let is_compiled = packages.keys().any(|name| is_dkms_package(name));
         locked.version = node.version.as_ref().map(ToString::to_string);
         locked
             .build

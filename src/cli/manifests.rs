@@ -126,11 +126,11 @@ fn imagined(
         let offers = offered(plugin, &mig::planned(layouts, gpus))?;
         return Ok(Node::new(desired, offers, None));
     }
-    Ok(with_unknown_parts(console, desired, gpus))
+    Ok(with_unknown_mig_devices(console, desired, gpus))
 }
 
 /// Returns the values for this number of GPUs, whose MIG devices are unknown.
-fn with_unknown_parts(console: &mut Console<'_>, desired: &Desired, gpus: usize) -> Node {
+fn with_unknown_mig_devices(console: &mut Console<'_>, desired: &Desired, gpus: usize) -> Node {
     let plugin = &desired.device_plugin;
     let mut node = Node::new(desired, plugin.offers_of_whole_gpus(gpus), None);
     let unknown = "the MIG devices are unknown (run the command on the node after `install`)";
@@ -181,7 +181,7 @@ async fn this_machine(
         console.warn(&[
             "NVML does not respond, so the quotas count the GPUs on the PCI bus".to_owned(),
         ]);
-        return Ok(with_unknown_parts(
+        return Ok(with_unknown_mig_devices(
             console,
             desired,
             target.facts().gpus.len(),

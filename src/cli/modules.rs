@@ -22,8 +22,8 @@ use crate::{
     facts::gather,
     host::{Files, FilesError, Host, digest::sha256, trusted::refuse_foreign},
     modules::{
-        BUILDS_UNREADABLE, Built, NONE_BUILT, Packed, Registry, SOURCE_TIME_LIMIT, archive, built,
-        compiler, pack, private_key,
+        BUILDS_UNREADABLE, Built, Packed, Registry, SOURCE_TIME_LIMIT, archive, built, compiler,
+        pack, private_key,
     },
     tools::{
         kmod,
@@ -70,7 +70,10 @@ fn list(
         args::OutputFormat::Json => print::json(&mut console.out, &found)?,
         args::OutputFormat::Human => print::show(&mut console.out, |to| {
             if found.is_empty() {
-                writeln!(to, "{NONE_BUILT} on this machine.")?;
+                writeln!(
+                    to,
+                    "DKMS has built no NVIDIA driver modules on this machine."
+                )?;
             }
             for Built {
                 driver,
@@ -144,7 +147,9 @@ async fn export(
         return Err(Failure::new(
             Exit::StepFailed,
             "no-modules",
-            &format!("failed to export modules: {NONE_BUILT}{of_kernel}"),
+            &format!(
+                "failed to export modules: DKMS has built no NVIDIA driver modules{of_kernel}"
+            ),
             Some(
                 "run `gpu-bootstrap modules list` to see the available modules; modules from packages need no export",
             ),

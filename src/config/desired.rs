@@ -16,7 +16,6 @@ use crate::model::{
     version::{Branch, DriverVersion},
 };
 
-use crate::runtimes::Goal;
 use crate::tools::{packages::Backend, prebuilt::Trust};
 
 pub use crate::{
@@ -133,16 +132,6 @@ pub enum Purpose<'d> {
 }
 
 impl Desired {
-    /// Returns the goal for a daemon with this runtime.
-    pub const fn goal<'a>(&self, name: &'a str, default: bool, for_kubelet: bool) -> Goal<'a> {
-        Goal {
-            name,
-            default,
-            cdi: self.cdi.is_some(),
-            for_kubelet,
-        }
-    }
-
     /// Returns all required packages by purpose. Code that needs the whole set uses this function. It lists each field of the
     /// desired state, so that a new field does not compile until it is listed here.
     pub fn package_groups(&self) -> Vec<(Purpose<'_>, &[PackageSpec])> {

@@ -26,7 +26,7 @@ use crate::{
         text::shell_word,
     },
     step::{Assessment, StepError},
-    steps::GENERATES,
+    steps::{CDI, cdi},
 };
 
 /// Systems on which no command can be run, because they have no shell. Talos is controlled with `talosctl` from outside,
@@ -136,14 +136,13 @@ impl Session {
         }
     }
 
-    /// Completes the finding about a generated file ([`GENERATES`]). A broken existing file is a fault that its generator fixes. A
-    /// file that was never generated is only a difference.
+    /// Completes the finding about the CDI specification. A broken existing file is a fault that its generator fixes. A
+    /// specification that was never generated is only a difference.
     fn with_tool(&self, job: &Job, finding: Finding) -> Finding {
         let Some(Ok(Assessment::Needs { changes, .. })) = &job.answer else {
             return finding;
         };
-        let (generates, served) = GENERATES;
-        if finding.status != Verdict::Fail || job.id != generates {
+        if finding.status != Verdict::Fail || job.id != CDI {
             return finding;
         }
         let mut tools = changes.iter().filter_map(|change| match change {
@@ -158,7 +157,7 @@ impl Session {
         match tools.find(|(_, writes)| writes.iter().any(is_there)) {
             // If the file is hidden by a correct one, containers work until that one is gone.
             Some((command, _)) => {
-                let is_served = finding.why.contains(served);
+                let is_served = finding.why.contains(cdi::SERVED);
                 let finding = Finding {
                     status: if is_served {
                         Verdict::Warn

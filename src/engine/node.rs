@@ -82,8 +82,8 @@ async fn summary(
     let has_driver = desired.driver.is_some();
     let examples = (desired.runtimes.iter())
         .filter(|_| has_driver)
-        .filter_map(|one| one.kind.example());
-    let mut commands: Vec<String> = examples.take(1).collect();
+        .filter_map(|one| one.kind.runtime().facts().example);
+    let mut commands: Vec<String> = examples.take(1).map(str::to_owned).collect();
     commands.extend(
         node.iter()
             .map(|name| format!("kubectl get node {name} --show-labels")),

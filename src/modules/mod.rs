@@ -57,14 +57,11 @@ pub(crate) struct Built {
     directory: Utf8PathBuf,
 }
 
-/// The reason that there is nothing to share.
-pub(crate) const NONE_BUILT: &str = "DKMS has built no NVIDIA driver modules";
-
 /// The message if the builds cannot be read.
 pub(crate) const BUILDS_UNREADABLE: &str = "failed to read the modules built by DKMS";
 
-/// Whether a package contains the source from which DKMS compiles a module. All such packages have `dkms` in their names.
-pub(crate) fn is_source_package(name: &str) -> bool {
+/// Whether it is a DKMS package: one with the source from which DKMS compiles a module. All of them have `dkms` in their names.
+pub(crate) fn is_dkms_package(name: &str) -> bool {
     name.contains("nvidia") && name.contains("dkms")
 }
 

@@ -120,12 +120,6 @@ impl RuntimeKind {
         })
     }
 
-    /// Returns the command that shows the GPUs in a container. Source: NVIDIA Container Toolkit, "Running a Sample Workload".
-    pub fn example(self) -> Option<String> {
-        let run = self.runtime().facts().example?;
-        Some(format!("{run} ubuntu nvidia-smi"))
-    }
-
     /// Whether another runtime is a dependency of its packages.
     pub fn brings(self, other: Self) -> bool {
         self.runtime().facts().brings.contains(&other)
@@ -221,8 +215,7 @@ pub struct RuntimeFacts {
     pub repositories: Option<&'static str>,
     /// Whether `runtime.source` selects the source of its packages.
     pub has_sources: bool,
-    /// The command that runs a container with all GPUs, without image and program, or `None` if the runtime has no command for
-    /// users.
+    /// The command that shows all GPUs in a container, or `None` if the runtime has no command for users.
     pub example: Option<&'static str>,
     /// The first version that supports GPUs in containers, or `None` if all do.
     pub first: Option<Version>,
@@ -412,9 +405,9 @@ pub trait Configured: Debug + Send + Sync {
         goal: &Goal<'_>,
     ) -> Result<Vec<FileSettings>, LackError>;
 
-    /// The name of the feature that must be enabled explicitly for a goal, and that the daemon uses only after its next start.
-    fn needs_start_for(&self, _view: &RuntimeView, _goal: &Goal<'_>) -> Option<&'static str> {
-        None
+    /// Whether CDI must be enabled explicitly for a goal. The daemon uses it only after its next start.
+    fn needs_cdi(&self, _view: &RuntimeView, _goal: &Goal<'_>) -> bool {
+        false
     }
 
     /// Validates its files with its own binary, without the daemon.

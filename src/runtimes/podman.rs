@@ -36,7 +36,9 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     repositories: None,
     has_sources: false,
     // Source: NVIDIA Container Toolkit, "Running a Sample Workload".
-    example: Some("podman run --rm --security-opt=label=disable --device=nvidia.com/gpu=all"),
+    example: Some(
+        "podman run --rm --security-opt=label=disable --device=nvidia.com/gpu=all ubuntu nvidia-smi",
+    ),
     first: Some(READS_CDI),
     reads_groups: Some(READS_GROUPS),
 };

@@ -3,7 +3,7 @@
 
 mod autoload;
 mod builds;
-mod cdi;
+pub(crate) mod cdi;
 mod cdi_rules;
 mod check_timer;
 pub mod cluster;
@@ -152,9 +152,6 @@ const DRIVER_RUNS: [StepId; 3] = [DRIVER_MODULE, DRIVER_PERSISTENCE, DRIVER_FABR
 
 /// The steps that change the devices for programs: the layout of the GPUs, and the device nodes.
 const PROGRAM_DEVICES: [StepId; 2] = [DRIVER_MIG, DRIVER_NODES];
-
-/// The step whose file other programs read, and the part of its reason if they read a correct file instead of a wrong one.
-pub(crate) const GENERATES: (StepId, &str) = (CDI, cdi::SERVED);
 
 /// Returns the directories in which files of steps have an effect.
 pub const fn written_directories() -> [&'static str; 8] {

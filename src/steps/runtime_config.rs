@@ -10,7 +10,7 @@ use crate::{
     change::{Change, Lock, RuntimeSettings},
     config::desired::{Daemon, Desired, Restart, RuntimeSpec},
     model::document::FileSettings,
-    runtimes::{BUILT_IN, Broken, Elsewhere, LackError, LiveConfig, NVIDIA},
+    runtimes::{BUILT_IN, Broken, Elsewhere, Goal, LackError, LiveConfig, NVIDIA},
     step::{Assessment, Cx, Step, StepError},
     tools::packages::HEADER,
 };
@@ -42,9 +42,9 @@ struct RuntimeState {
     configured: bool,
     /// Whether the daemon may not have reloaded the files that an interrupted run wrote.
     unread: bool,
-    /// A feature that must be enabled explicitly, and that the daemon uses only after its next start.
-    feature: Option<&'static str>,
-    /// Containers that a restart to enable the feature would stop.
+    /// Whether CDI must be enabled explicitly.
+    cdi: bool,
+    /// Containers that a restart to enable CDI would stop.
     stops: Vec<String>,
     /// systemd is not running and cannot start the daemon, e.g. in the chroot of an image build.
     not_booted: bool,
@@ -59,11 +59,12 @@ async fn detect(
     let (kind, configured) = (daemon.kind(), daemon.configured());
     let said = cx.state.said(kind).await?;
     let view = cx.state.runtime(kind).await?;
-    let goal = cx.desired.goal(
-        runtime_of(cx.desired),
-        spec.nvidia_default,
-        configured.is_for_kubelet() && serves_kubelet(cx.desired),
-    );
+    let goal = Goal {
+        name: runtime_of(cx.desired),
+        default: spec.nvidia_default,
+        cdi: cx.desired.cdi.is_some(),
+        for_kubelet: configured.is_for_kubelet() && serves_kubelet(cx.desired),
+    };
     let (lacking, broken) = match &view.broken {
         Some(broken) if !broken.forgiven => (Vec::new(), Some(broken.clone())),
         issue => match configured.lacking(cx.host.files(), view, &goal) {
@@ -72,10 +73,10 @@ async fn detect(
             Err(LackError::Files(error)) => return Err(error.into()),
         },
     };
-    let feature = configured.needs_start_for(view, &goal);
-    let stops = match feature {
-        Some(_) => cx.state.stopped_with(kind).await?,
-        None => Vec::new(),
+    let cdi = configured.needs_cdi(view, &goal);
+    let stops = match cdi {
+        true => cx.state.stopped_with(kind).await?,
+        false => Vec::new(),
     };
     let not_booted = match (said, &spec.unit) {
         (LiveConfig::Silent(_), Some(unit)) => {
@@ -92,7 +93,7 @@ async fn detect(
         lacking,
         configured: view.has_file(),
         unread: cx.state.ours().unread.contains(daemon.name()),
-        feature,
+        cdi,
         stops,
         not_booted,
     })
@@ -145,14 +146,14 @@ fn decide(
         );
     }
     let always = desired.runtime_restart == Restart::Always;
-    let with_feature = match state.feature.filter(|_| !state.stops.is_empty()) {
-        None => String::new(),
-        Some(feature) => {
+    let with_cdi = match state.cdi && !state.stops.is_empty() {
+        false => String::new(),
+        true => {
             let containers = messages::list_of("running container", &state.stops);
             match always {
-                true => format!("; a restart to enable {feature} stops {containers}"),
+                true => format!("; a restart to enable CDI stops {containers}"),
                 false => format!(
-                    "; {feature} needs a restart, which would stop {containers}: it is enabled at the \
+                    "; CDI needs a restart, which would stop {containers}: it is enabled at the \
                      next restart, or set `runtime.restart = \"always\"`"
                 ),
             }
@@ -206,13 +207,11 @@ fn decide(
                     .map(|setting| setting.key.join("."))
                     .collect();
                 format!("`{}` lacks settings for {}", file.path, keys.join(", "))
-            } else if let Some(feature) =
-                (state.feature).filter(|_| always || state.stops.is_empty())
-            {
-                format!("{name} enables {feature} at its next start")
+            } else if state.cdi && (always || state.stops.is_empty()) {
+                format!("{name} enables CDI at its next start")
             } else {
                 return Assessment::satisfied(format!(
-                    "{name} runs with the runtimes {}{with_feature}",
+                    "{name} runs with the runtimes {}{with_cdi}",
                     runtimes.join(", ")
                 ));
             }
@@ -232,7 +231,7 @@ fn decide(
             ),
         );
     }
-    why.push_str(&with_feature);
+    why.push_str(&with_cdi);
     Assessment::needs(
         why,
         vec![Change::ConfigureRuntime {
@@ -242,7 +241,7 @@ fn decide(
                 files: state.lacking.clone(),
                 runtime: runtime.to_owned(),
                 default: spec.nvidia_default,
-                cdi: state.feature.is_some(),
+                cdi: state.cdi,
                 may_stop: always,
             },
         }],
@@ -362,7 +361,7 @@ mod tests {
             configured: true,
             other: None,
             unread: false,
-            feature: None,
+            cdi: false,
             stops: Vec::new(),
             not_booted: false,
         }
@@ -502,7 +501,7 @@ mod tests {
             }],
         }];
         let state = |lacking: &[FileSettings], stops: &[&str]| RuntimeState {
-            feature: Some("CDI"),
+            cdi: true,
             lacking: lacking.to_vec(),
             stops: stops.iter().map(ToString::to_string).collect(),
             ..known(&["nvidia", "runc"], "runc")

@@ -45,12 +45,6 @@ pub const TAKES_BOTH_NAMES: (u64, u64) = (1, 15);
 /// only without CDI.
 pub const BY_CDI: (u64, u64) = (1, 18);
 
-/// The remedy if a specification contains other GPUs than the machine, as a part of a sentence.
-pub const REGENERATE: &str = "regenerate the CDI specification (`nvidia-ctk cdi generate`)";
-
-/// How to find a GPU that no specification contains, as a part of a sentence.
-pub const COMPARE: &str = "compare `nvidia-ctk cdi list` with `ls /dev/nvidia*`";
-
 /// The settings that gpu-bootstrap uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ToolkitFile {

@@ -18,7 +18,7 @@ use crate::{
     fleetlock::{LockServer, locked},
     machine::{Machine, Ran},
     scenarios::{in_parallel, told},
-    state::{Pod, lock},
+    state::{Pod, Shared, lock},
 };
 
 /// The fleet lock.
@@ -134,8 +134,8 @@ pub fn annotation(machine: &Machine, key: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-pub fn is_cordoned(machine: &Machine) -> bool {
-    let state = lock(&machine.state);
+pub fn is_cordoned(state: &Shared) -> bool {
+    let state = lock(state);
     state.node.as_ref().expect("a node")["spec"]["unschedulable"] == true
 }
 
@@ -174,7 +174,7 @@ fn upgrade_drains_installs_reboots_and_returns() {
     let ran = run(&machine, "upgrade", &[&AFTER[..], &["--reboot"]].concat());
     assert_eq!(ran.exit, 8, "{}", told(&ran));
     assert_eq!(pods(&machine), ["daemon"]);
-    assert!(is_cordoned(&machine));
+    assert!(is_cordoned(&machine.state));
     let note = annotation(&machine, MAINTENANCE).expect("a reason");
     assert!(note.contains("driver 595.91.07"), "{note}");
     assert_eq!(lock_requests(&machine), [LOCK]);
@@ -199,7 +199,7 @@ fn upgrade_drains_installs_reboots_and_returns() {
     let ran = resumed(&machine).expect("a resume unit");
     assert_eq!(ran.exit, 0, "{}", told(&ran));
     assert!(driver(&machine).starts_with("595."));
-    assert!(!is_cordoned(&machine));
+    assert!(!is_cordoned(&machine.state));
     assert_eq!(annotation(&machine, MAINTENANCE), None);
     assert_eq!(lock_requests(&machine), [LOCK, UNLOCK]);
     let check = machine.run(&["check", "--as-installed", "--format", "prometheus"]);
@@ -229,7 +229,7 @@ fn node_that_was_cordoned_before_stays_cordoned() {
     assert_eq!(ran.exit, 8, "{}", told(&ran));
     let ran = resumed(&machine).expect("a resume unit");
     assert_eq!(ran.exit, 0, "{}", told(&ran));
-    assert!(is_cordoned(&machine));
+    assert!(is_cordoned(&machine.state));
     assert_eq!(annotation(&machine, MAINTENANCE), None);
 }
 
@@ -250,7 +250,7 @@ fn cordon_of_an_administrator_is_kept() {
     machine.fakes.http.fail_next(UNLOCK, unavailable);
     let ran = resumed(&machine).expect("a resume unit");
     assert_eq!(ran.exit, 0, "{}", told(&ran));
-    assert!(is_cordoned(&machine));
+    assert!(is_cordoned(&machine.state));
     assert_eq!(lock_requests(&machine), [LOCK, UNLOCK, UNLOCK]);
 }
 
@@ -291,7 +291,7 @@ pub fn assert_stayed(machine: &Machine, ran: &Ran, reason: &str) {
     assert_eq!(ran.exit, 5, "{}", told(ran));
     assert!(why(ran).contains(reason), "{}\n{}", why(ran), told(ran));
     assert!(driver(machine).starts_with("580."));
-    assert!(!is_cordoned(machine));
+    assert!(!is_cordoned(&machine.state));
     assert_eq!(annotation(machine, MAINTENANCE), None);
     let requests = lock_requests(machine);
     assert!(
@@ -427,7 +427,7 @@ fn without_power_in_its_drain() -> Machine {
     });
     run(&machine, "upgrade", &[&AFTER[..], &["--reboot"]].concat());
     machine.go_on();
-    assert!(is_cordoned(&machine));
+    assert!(is_cordoned(&machine.state));
     assert_eq!(pods(&machine), ["web"]);
     assert_eq!(lock_requests(&machine), [LOCK]);
     machine
@@ -452,7 +452,7 @@ fn drain_continues_when_the_api_server_responds_after_the_boot() {
     assert_eq!(lock(&machine.state).faults.api_server, 0);
     assert_eq!(pods(&machine), [""; 0]);
     assert!(driver(&machine).starts_with("595."));
-    assert!(!is_cordoned(&machine));
+    assert!(!is_cordoned(&machine.state));
     assert_acquired_twice(&machine);
 }
 
@@ -466,7 +466,7 @@ fn interrupted_drain_keeps_the_lock_while_the_api_server_is_away() {
         assert!(ran.out.contains(part), "{part}: {}", told(&ran));
     }
     assert!(driver(&machine).starts_with("580."));
-    assert!(is_cordoned(&machine));
+    assert!(is_cordoned(&machine.state));
     assert!(annotation(&machine, MAINTENANCE).is_some());
     assert_eq!(lock_requests(&machine), [LOCK]);
     let check = machine.run(&["check", "--as-installed", "--format", "prometheus"]);
@@ -480,7 +480,7 @@ fn interrupted_drain_keeps_the_lock_while_the_api_server_is_away() {
     let ran = run(&machine, "upgrade", &[&AFTER[..], &["--reboot"]].concat());
     assert_eq!(ran.exit, 0, "{}", told(&ran));
     assert!(driver(&machine).starts_with("595."));
-    assert!(!is_cordoned(&machine));
+    assert!(!is_cordoned(&machine.state));
     assert_acquired_twice(&machine);
 }
 
@@ -507,7 +507,7 @@ fn upgrade_waits_for_its_window() {
         why(&ran)
     );
     assert!(driver(&machine).starts_with("580."));
-    assert!(!is_cordoned(&machine));
+    assert!(!is_cordoned(&machine.state));
     assert_eq!(lock_requests(&machine), [""; 0]);
     let ran = run(
         &machine,
@@ -555,7 +555,7 @@ fn failed_return_is_reported_and_repeated() {
     let window = ["--set", "fleet.window=Sat 02:00-05:00 UTC"];
     let ran = run(&machine, "upgrade", &[&AFTER[..], &window].concat());
     assert_eq!(ran.exit, 8, "{}", told(&ran));
-    assert!(is_cordoned(&machine));
+    assert!(is_cordoned(&machine.state));
 }
 
 #[test]
@@ -570,7 +570,7 @@ fn failed_driver_is_rolled_back_and_the_node_stays_cordoned() {
     }
     assert_eq!(ran.exit, 6, "{}", told(&ran));
     assert!(driver(&machine).starts_with("580."));
-    assert!(is_cordoned(&machine));
+    assert!(is_cordoned(&machine.state));
     let reason = annotation(&machine, FAILED).expect("a reason");
     assert!(
         reason.contains("driver 595.91.07 failed validation"),
@@ -587,7 +587,7 @@ fn failed_driver_is_rolled_back_and_the_node_stays_cordoned() {
     // With the previous driver in the settings, the node returns to service.
     let ran = run(&machine, "upgrade", &BEFORE);
     assert_eq!(ran.exit, 0, "{}", told(&ran));
-    assert!(!is_cordoned(&machine));
+    assert!(!is_cordoned(&machine.state));
     assert_eq!(annotation(&machine, FAILED), None);
     assert_eq!(lock_requests(&machine), [LOCK, UNLOCK]);
 }
@@ -614,7 +614,7 @@ fn dry_run_lists_the_pods_and_changes_nothing() {
     }
     assert_eq!(fake::diff(&before, &machine.snapshot()), [""; 0]);
     assert_eq!(pods(&machine), ["web", "own"]);
-    assert!(!is_cordoned(&machine));
+    assert!(!is_cordoned(&machine.state));
 }
 
 /// After a kill at any change, the node is in service with the previous driver, or it is cordoned with a reason. The next run
@@ -637,7 +637,10 @@ fn killed_upgrade_leaves_a_node_with_a_reason() {
         run(&machine, "upgrade", &options);
         machine.go_on();
         let mut wrong = Vec::new();
-        match (is_cordoned(&machine), annotation(&machine, MAINTENANCE)) {
+        match (
+            is_cordoned(&machine.state),
+            annotation(&machine, MAINTENANCE),
+        ) {
             (true, None) => wrong.push(format!("{n}: cordoned without a reason")),
             (false, _) if !driver(&machine).starts_with("580.") => {
                 wrong.push(format!("{n}: in service with driver {}", driver(&machine)));
@@ -650,7 +653,7 @@ fn killed_upgrade_leaves_a_node_with_a_reason() {
                 ran = resumed(&machine).unwrap_or(ran);
             }
         }
-        if ran.exit != 0 || is_cordoned(&machine) || !driver(&machine).starts_with("595.") {
+        if ran.exit != 0 || is_cordoned(&machine.state) || !driver(&machine).starts_with("595.") {
             wrong.push(format!("{n}: not finished: {}", told(&ran)));
         }
         wrong

@@ -55,11 +55,6 @@ impl Drop for Running<'_> {
     }
 }
 
-fn is_out(state: &Shared) -> bool {
-    let state = lock(state);
-    state.node.as_ref().expect("a node")["spec"]["unschedulable"] == true
-}
-
 impl Fleet {
     fn new() -> Arc<Self> {
         Arc::new(Self {
@@ -94,7 +89,7 @@ impl Fleet {
     fn respond(&self, request: &HttpRequest) -> HttpResponse {
         let id = sender(request);
         let acquires = request.url.ends_with("/v1/pre-reboot");
-        let is_out = is_out(&locked(&self.nodes)[&id]);
+        let is_out = is_cordoned(&locked(&self.nodes)[&id]);
         // It is cordoned after it has acquired the lock, and uncordoned before it releases it.
         if is_out && !(acquires && self.server.holders().contains(&id)) {
             locked(&self.wrong).push(request.url.clone());
@@ -147,7 +142,7 @@ impl Fleet {
     /// Counts the nodes that are out of service.
     fn count(&self) {
         let nodes = locked(&self.nodes).clone();
-        let out = nodes.values().filter(|state| is_out(state)).count();
+        let out = nodes.values().filter(|state| is_cordoned(state)).count();
         let mut most = locked(&self.most_out);
         *most = out.max(*most);
     }
@@ -178,12 +173,12 @@ fn rollout_stops_when_failed_nodes_hold_all_slots() {
         match ran.exit {
             0 => {
                 assert!(!node.fails && driver(machine).starts_with("595."));
-                assert!(!is_cordoned(machine));
+                assert!(!is_cordoned(&machine.state));
                 upgraded += 1;
             }
             6 => {
                 assert!(node.fails && driver(machine).starts_with("580."));
-                assert!(is_cordoned(machine));
+                assert!(is_cordoned(&machine.state));
                 assert!(annotation(machine, FAILED).is_some());
                 failed.push(*node);
             }
@@ -207,7 +202,7 @@ fn rollout_stops_when_failed_nodes_hold_all_slots() {
     let repaired = &failed[0].machine;
     let ran = run(repaired, "upgrade", &BEFORE);
     assert_eq!(ran.exit, 0, "{}", told(&ran));
-    assert!(!is_cordoned(repaired));
+    assert!(!is_cordoned(&repaired.state));
     for (node, ran) in waiting.iter().zip(fleet.upgrade(&waiting)) {
         assert_eq!(ran.exit, 0, "{}", told(&ran));
         assert!(driver(&node.machine).starts_with("595."));

@@ -130,8 +130,7 @@ fn evaluate(
             ),
         )
         .advice(format!(
-            "{}, and check `{}`",
-            toolkit::COMPARE,
+            "compare `nvidia-ctk cdi list` with `ls /dev/nvidia*`, and check `{}`",
             toolkit::CONFIG
         )));
     }
@@ -157,10 +156,10 @@ fn evaluate(
             only(&outside, &inside)
         ),
     )
-    .advice(format!(
-        "{}, and check `NVIDIA_VISIBLE_DEVICES` in the image",
-        toolkit::REGENERATE
-    )))
+    .advice(
+        "regenerate the CDI specification (`nvidia-ctk cdi generate`), and check \
+         `NVIDIA_VISIBLE_DEVICES` in the image",
+    ))
 }
 
 /// Parses the output of the program in the container.

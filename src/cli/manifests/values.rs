@@ -8,6 +8,7 @@ use crate::{
     config::desired::{Desired, DevicePluginSpec},
     host::digest::sha256,
     joins::RuntimeClass,
+    mig::MigStrategy,
     model::{kubernetes::Taint, text::built_in},
     tools::kubernetes::kubectl::GPUS,
 };
@@ -98,6 +99,7 @@ impl Node {
             values.insert(format!("{name}-UNVERIFIED"), unverified);
         }
         let config = self.plugin.config();
+        let has_mig = self.plugin.mig_strategy != MigStrategy::None;
         let of_mps = |text: &str| match self.plugin.mps() {
             Some(_) => text.to_owned(),
             None => String::new(),
@@ -115,6 +117,14 @@ impl Node {
         for (name, value) in [
             ("DEVICE-PLUGIN-CONFIG-SHA256", sha256(config.as_bytes())),
             ("DEVICE-PLUGIN-CONFIG", config),
+            ("DEVICE-PLUGIN-SECURITY", security(has_mig).to_owned()),
+            (
+                "MIG-MONITOR",
+                match has_mig {
+                    true => "- {name: NVIDIA_MIG_MONITOR_DEVICES, value: all}".to_owned(),
+                    false => String::new(),
+                },
+            ),
             ("MPS-MOUNTS", of_mps(MPS_MOUNTS)),
             ("MPS-VOLUMES", of_mps(MPS_VOLUMES)),
             ("MPS-NODE-SELECTOR", self.mps_labels()),
@@ -155,9 +165,6 @@ impl Node {
         ] {
             values.insert(name.to_owned(), value);
         }
-        for (name, value) in self.plugin.mig_access() {
-            values.insert(name.to_owned(), value.to_owned());
-        }
         Ok(values)
     }
 
@@ -192,6 +199,15 @@ impl Node {
             format!("\n  {PRODUCT}: \"{product}\"")
         });
         format!("{key}:\n  {PRESENT}: \"true\"{product}")
+    }
+}
+
+/// The security context of the device plugin. It needs SYS_ADMIN to see MIG devices. Source: the Helm chart of the device
+/// plugin, `_helpers.tpl`.
+const fn security(has_mig: bool) -> &'static str {
+    match has_mig {
+        true => "capabilities:\n  add: [SYS_ADMIN]",
+        false => "allowPrivilegeEscalation: false\ncapabilities:\n  drop: [ALL]",
     }
 }
 

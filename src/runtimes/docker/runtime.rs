@@ -50,7 +50,7 @@ static FACTS: RuntimeFacts = RuntimeFacts {
     repositories: Some("download.docker.com/linux/"),
     has_sources: true,
     // Source: NVIDIA Container Toolkit, "Running a Sample Workload".
-    example: Some("docker run --rm --runtime=nvidia --gpus all"),
+    example: Some("docker run --rm --runtime=nvidia --gpus all ubuntu nvidia-smi"),
     first: None,
     reads_groups: None,
 };
@@ -411,7 +411,7 @@ impl Configured for Docker {
                 program: toolkit::RUNTIME_NAME,
                 kept: knows || is_program,
                 default: goal.default && !by_default,
-                cdi: self.needs_start_for(view, goal).is_some(),
+                cdi: self.needs_cdi(view, goal),
             },
         );
         Ok(match settings.is_empty() {
@@ -420,15 +420,16 @@ impl Configured for Docker {
         })
     }
 
-    fn needs_start_for(&self, view: &RuntimeView, goal: &Goal<'_>) -> Option<&'static str> {
+    fn needs_cdi(&self, view: &RuntimeView, goal: &Goal<'_>) -> bool {
         let text = view.files.first().map_or("", ConfigFile::text);
-        let file = Document::parse(Format::Json, text).ok()?;
+        let Ok(file) = Document::parse(Format::Json, text) else {
+            return false;
+        };
         // If CDI was disabled explicitly, it stays disabled.
         let decided = file.get(&["features".to_owned(), "cdi".to_owned()]);
-        let lacks_it = goal.cdi
+        goal.cdi
             && decided != Some(false.into())
-            && matches!(&view.said, LiveConfig::Known(config) if config.without_cdi);
-        lacks_it.then_some("CDI")
+            && matches!(&view.said, LiveConfig::Known(config) if config.without_cdi)
     }
 
     async fn validate(
