@@ -43,8 +43,6 @@ mod modules;
 
 pub mod change;
 
-pub mod bundle;
-
 pub mod check;
 pub mod step;
 

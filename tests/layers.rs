@@ -27,7 +27,6 @@ const LAYERS: &[&[&str]] = &[
     &["config"],
     &["modules"],
     &["change"],
-    &["bundle"],
     &["step"],
     &["check"],
     &["steps"],

@@ -162,7 +162,7 @@ impl Lock {
     }
 
     /// Returns all packages with their versions.
-    pub fn all(&self) -> impl Iterator<Item = (&String, &String)> {
+    fn all(&self) -> impl Iterator<Item = (&String, &String)> {
         self.packages.iter().chain(&self.dependencies)
     }
 
@@ -487,7 +487,6 @@ impl Lock {
                 .collect(),
             is_whole: false,
             required,
-            bundled: None,
         };
         locked.is_whole = self.further(&locked).is_empty();
         locked

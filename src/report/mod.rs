@@ -15,7 +15,7 @@ pub mod formats;
 pub mod human;
 pub mod lines;
 pub mod log;
-pub(crate) mod messages;
+mod messages;
 pub mod plain;
 mod screen;
 pub mod settings;

@@ -8,7 +8,6 @@ mod exclusions;
 mod failures;
 mod lists;
 mod marks;
-mod mirrors;
 mod offers;
 mod progress;
 mod records;
@@ -19,7 +18,7 @@ mod sources;
 mod unattended_upgrades;
 mod version;
 
-use super::{Backend, Updater, mirrors::Mirrors};
+use super::{Backend, Updater};
 
 /// The apt backend.
 #[derive(Debug)]
@@ -36,9 +35,5 @@ impl Backend for Apt {
 
     fn updater(&self) -> Option<&dyn Updater> {
         Some(&unattended_upgrades::UnattendedUpgrades)
-    }
-
-    fn mirrors(&self) -> Option<&dyn Mirrors> {
-        Some(&mirrors::AptMirrors)
     }
 }
