@@ -610,12 +610,16 @@ fn slurm_node_drained_by_others_stays_drained() {
     let [leave, back] =
         ["leave", "return"].map(|name| text(&format!("../examples/slurm/slurm-{name}")));
     let drain = "update NodeName=gpu-1 State=DRAIN Reason=gpu-bootstrap upgrade\n";
+    let keep = "update NodeName=gpu-1 State=DRAIN Reason=disk failure\n";
     let resume = "update NodeName=gpu-1 State=RESUME\n";
     for (script, lines, expected) in [
-        (&leave, "idle\n", drain),
-        (&leave, "mixed\n", drain),
-        (&leave, "drained\n", ""),
-        (&leave, "down*\n", ""),
+        (&leave, "idle none\n", drain),
+        (&leave, "mixed none\n", drain),
+        (&leave, "drained disk failure\n", ""),
+        (&leave, "down disk failure\n", keep),
+        (&leave, "down* disk failure\n", keep),
+        (&leave, "down* Not responding\n", drain),
+        (&leave, "down none\n", drain),
         (&back, "drained* disk failure\ndrained disk failure\n", ""),
         (&back, "down disk failure\n", ""),
         (&back, "drained gpu-bootstrap upgrade\nidle none\n", resume),
@@ -647,6 +651,9 @@ fn slurm_node_is_resumed_until_it_is_in_service() {
         ("idle*\nmixed-\n", 0, 0),
         ("drained\n", 12, 1),
         ("drained*\n", 0, 1),
+        ("inval\n", 0, 1),
+        ("fail\n", 0, 1),
+        ("inval\nplanned\n", 0, 0),
     ];
     let scripts = ["slurm-join", "slurm-return"];
     let rows = (scripts.iter()).flat_map(|name| cases.map(|case| (name, case)));

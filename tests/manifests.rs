@@ -463,6 +463,16 @@ fn test_pod_requests_a_resource_of_the_layout() {
 }
 
 #[test]
+fn layout_that_the_strategy_does_not_offer_is_rejected() {
+    let settings = "cluster.mig-strategy = \"single\"\nmig.layout = \"all-balanced\"\n";
+    let output = Written::new().write_for(settings, "p5.48xlarge");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(5), "{said}");
+    assert!(said.contains("cluster.mig-strategy = \"mixed\""), "{said}");
+    assert!(!said.contains("--os"), "{said}");
+}
+
+#[test]
 fn edited_and_foreign_files_are_not_overwritten() {
     let written = Written::with("");
     let said = |output: &Output| {

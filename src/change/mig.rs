@@ -618,10 +618,14 @@ fn clients_of(hands: &Hands, gpus: &[&NvmlDevice]) -> Result<Vec<GpuClient>, Fil
 
 /// The remedy for pods. A drain keeps the pods of DaemonSets: without the label `gpu.present`, the DaemonSets of `manifests` do not
 /// run on the node, and with `gpu.deploy.operands=false` those of the GPU Operator do not (NVIDIA/gpu-operator v26.7.0,
-/// `controllers/state_manager.go`).
-const EMPTY_NODE: &str = "run `kubectl drain NODE --ignore-daemonsets`, and against the device plugin and the DCGM exporter `kubectl \
+/// `controllers/state_manager.go`). `install` sets `gpu.present` again.
+const EMPTY_NODE: &str = "run `kubectl drain NODE --ignore-daemonsets`, and to stop the device plugin and the DCGM exporter, `kubectl \
                           label node NODE nvidia.com/gpu.present-` (of the GPU Operator: `kubectl label node NODE --overwrite \
                           nvidia.com/gpu.deploy.operands=false`)";
+
+/// The end of the remedy for pods. Without it, the node keeps offering no GPUs.
+const REFILL_NODE: &str = "then run `gpu-bootstrap install`, for the GPU Operator remove this label (`kubectl label node NODE \
+                           nvidia.com/gpu.deploy.operands-`), and run `kubectl uncordon NODE`";
 
 /// Returns an error that lists the programs. They are not stopped without consent.
 fn refuse(found: &[GpuClient]) -> Result<(), ChangeError> {
@@ -632,7 +636,8 @@ fn refuse(found: &[GpuClient]) -> Result<(), ChangeError> {
         .map(shell_word)
         .collect();
     let mut steps = Vec::new();
-    if found.iter().any(|client| client.is_in_pod) {
+    let has_pods = found.iter().any(|client| client.is_in_pod);
+    if has_pods {
         steps.push(EMPTY_NODE.to_owned());
     }
     if !units.is_empty() {
@@ -647,7 +652,11 @@ fn refuse(found: &[GpuClient]) -> Result<(), ChangeError> {
     {
         steps.push("stop the programs that are not in a pod or unit".to_owned());
     }
-    steps.push("then run `gpu-bootstrap install`".to_owned());
+    let end = match has_pods {
+        true => REFILL_NODE,
+        false => "then run `gpu-bootstrap install`",
+    };
+    steps.push(end.to_owned());
     let hint = steps.join("; ");
     let what = format!(
         "partition the GPUs: {}; the MIG layout of a GPU in use cannot be changed",

@@ -70,18 +70,6 @@ fn decide(state: &MigState) -> Finding {
     let (as_configured, empty): (Vec<&NvmlDevice>, Vec<&NvmlDevice>) = (split.iter().copied())
         .filter(|gpu| gpu.mig_devices.is_empty())
         .partition(|gpu| state.without_instances.contains(&gpu.index));
-    if !as_configured.is_empty() && empty.is_empty() {
-        return Finding {
-            remedy: Some("create MIG devices (`nvidia-smi mig -cgi PROFILE -C`)".to_owned()),
-            ..finding(
-                Verdict::Warn,
-                format!(
-                    "in MIG mode without a MIG device, as configured: {}",
-                    names(&as_configured)
-                ),
-            )
-        };
-    }
     if !empty.is_empty() {
         return fail(
             format!(
@@ -92,7 +80,9 @@ fn decide(state: &MigState) -> Finding {
              disable MIG mode",
         );
     }
+    // If all GPUs are empty as configured, no program has created the MIG devices yet.
     let is_unsuitable = state.strategy == MigStrategy::Single
+        && as_configured.len() < state.gpus.len()
         && mig::offers(MigStrategy::Single, &state.gpus)
             .is_ok_and(|offers| offers.iter().any(|offer| offer.part.is_none()));
     if is_unsuitable {
@@ -109,6 +99,18 @@ fn decide(state: &MigState) -> Finding {
                 format!(
                     "the MIG mode changes at the next reset: {}",
                     names(&pending)
+                ),
+            )
+        };
+    }
+    if !as_configured.is_empty() {
+        return Finding {
+            remedy: Some("create MIG devices (`nvidia-smi mig -cgi PROFILE -C`)".to_owned()),
+            ..finding(
+                Verdict::Warn,
+                format!(
+                    "in MIG mode without a MIG device, as configured: {}",
+                    names(&as_configured)
                 ),
             )
         };
@@ -265,6 +267,24 @@ mod tests {
         let finding = decide(&state);
         assert_eq!(finding.status, Verdict::Warn);
         assert!(finding.remedy.is_some_and(|remedy| remedy.contains("-cgi")));
+        // Another GPU changes its mode at the next reset.
+        let mut other = gpu(1, None);
+        other.mig_support = Some(MigSupport {
+            pending: true,
+            profiles: Vec::new(),
+        });
+        state.gpus.push(other);
+        let finding = decide(&state);
+        assert!(finding.why.ends_with("reset: GPU 1"), "{}", finding.why);
+        // With the strategy `single`, another GPU has MIG devices.
+        state.gpus[1] = gpu(1, Some(&["1g.10gb"]));
+        assert_eq!(decide(&state).status, Verdict::Warn);
+        state.strategy = MigStrategy::Single;
+        let finding = decide(&state);
+        assert_eq!(finding.status, Verdict::Fail);
+        assert!(finding.why.contains("`single`"), "{}", finding.why);
+        state.gpus.pop();
+        assert_eq!(decide(&state).status, Verdict::Warn);
         // Another GPU is not configured to be empty.
         state.gpus.push(gpu(1, Some(&[])));
         let finding = decide(&state);

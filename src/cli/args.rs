@@ -247,7 +247,7 @@ pub struct CheckArgs {
     /// credentials, if it has changed or is 5 minutes old (as root)
     #[arg(long, conflicts_with_all = ["root", "record", "lspci", "only", "skip"])]
     pub node_condition: bool,
-    /// Use the settings of the last `install`
+    /// Use the command-line options and the lock file of the last `install`, and the current settings files
     #[arg(long, conflicts_with_all = ["root", "lspci", "profile", "config", "set", "lock"])]
     pub as_installed: bool,
     #[command(flatten)]
@@ -380,7 +380,7 @@ pub struct UpgradeArgs {
     /// Start even if the maintenance window (`fleet.window`) is closed
     #[arg(long)]
     pub now: bool,
-    /// Use the settings of the last `install`, and the current configuration files
+    /// Use the command-line options and the lock file of the last `install`, and the current settings files
     #[arg(long, conflicts_with_all = ["profile", "config", "set", "lock"])]
     pub as_installed: bool,
     /// Time limit for retries of transient failures, as of `install`

@@ -431,11 +431,10 @@ fn waits(status: &StatusSummary) -> bool {
     (status.maintenance).is_some_and(|one| one.state == MaintenanceState::Waiting)
 }
 
-/// Returns the maintenance of this machine, unless the machine only waits for it. An unreadable journal is already a warning.
+/// Returns the maintenance of this machine. An unreadable journal is already a warning.
 fn maintenance(here: &Host, is_here: bool, facts: &Facts) -> Option<Maintenance> {
     let status = is_here.then(|| engine::status(here, facts.boot_id.as_deref()).ok());
-    let status = status.flatten()?;
-    status.maintenance.filter(|_| !waits(&status))
+    status.flatten()?.maintenance
 }
 
 /// Writes a document to standard output or to the `--output` file. Root does not write to a path that other users can change,

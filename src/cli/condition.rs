@@ -29,7 +29,7 @@ pub(super) struct ConditionUpdate {
     pub(super) node: Option<NodeName>,
     /// Selects the findings that count as problems.
     pub(super) fail_on: Vec<FailOn>,
-    /// The node is out of service.
+    /// The maintenance of the node, which may still wait.
     pub(super) maintenance: Option<Maintenance>,
 }
 
@@ -73,10 +73,10 @@ pub(super) async fn tell(
         ));
     };
     let gpus = state.facts().gpus.len();
-    let mut said = match telling.maintenance {
-        Some(maintenance) => formats::condition_in_maintenance(maintenance, telling.spec.meaning),
-        None => formats::condition(report, telling.spec.meaning, &telling.fail_on, gpus),
-    };
+    let meaning = telling.spec.meaning;
+    let mut said = (telling.maintenance)
+        .and_then(|maintenance| formats::condition_in_maintenance(maintenance, meaning))
+        .unwrap_or_else(|| formats::condition(report, meaning, &telling.fail_on, gpus));
     said.message = formats::cut(&env.secrets.hide(&said.message));
     let unwritten = |error: ExecError| {
         let message = format!("failed to write the condition {kind} of node `{name}`");

@@ -65,15 +65,17 @@ pub(super) async fn run(
         ));
     }
     if node.offers.is_empty() {
-        return Err(Failure::new(
-            Exit::Blocked,
-            "no-devices",
-            "write the manifests: the device plugin would offer no GPU of this machine to pods",
-            Some(
+        let what =
+            "write the manifests: the device plugin would offer no GPU of this machine to pods";
+        let hint = match &args.trial.os {
+            // Every machine of `--os` has GPUs, so only the strategy can be the cause.
+            Some(_) => "set `cluster.mig-strategy = \"mixed\"`, or a `mig.layout` with one profile",
+            None => {
                 "run `gpu-bootstrap facts` to list the GPUs. With `cluster.mig-strategy = \"single\"`, all GPUs need the same \
-                 MIG devices. For another machine, add `--os ID-VERSION --gpu NAME`",
-            ),
-        ));
+                 MIG devices. For another machine, add `--os ID-VERSION --gpu NAME`"
+            }
+        };
+        return Err(Failure::new(Exit::Blocked, "no-devices", what, Some(hint)));
     }
     let files = documents(&node, &out).map_err(|why| {
         let message = format!("fill in the manifests: {why}");

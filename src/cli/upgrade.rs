@@ -101,5 +101,10 @@ mod tests {
             };
             assert_eq!(command(&args), expected);
         }
+        // The command has no other options that affect a run, because `--dry-run` rejects them.
+        for option in ["--now", "--reboot", "--deadline=1h", "--lock-timeout=1m"] {
+            let line = ["gpu-bootstrap", "upgrade", "--dry-run", option];
+            assert!(Cli::try_parse_from(line).is_err(), "{option}");
+        }
     }
 }

@@ -54,9 +54,10 @@ pub struct Maintenance {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MaintenanceState {
-    /// A running upgrade waits for the fleet lock or for evictions. The driver is not changed yet.
+    /// A running upgrade waits for the fleet lock or for the end of the workloads. The driver is not changed yet.
     Waiting,
-    /// The node is out of service. After an interrupted drain, it may also be partly drained.
+    /// The node is out of service. After an interrupted run, it may also be partly drained, or not at all: the journal does not
+    /// contain whether that run acquired the fleet lock.
     OutOfService,
     /// The upgrade has failed, and the node waits for an administrator.
     Failed,

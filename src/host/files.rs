@@ -326,8 +326,8 @@ impl FilesError {
 }
 
 /// The remedy for a file that is untrusted because of the owner or the mode of `at`. A directory that
-/// is not part of the system, such as a home directory, keeps its owner. `install -b` keeps an
-/// existing file with the name of the copy.
+/// is not part of the system, such as a home directory, keeps its owner. The copy is in `/root`, where
+/// no program reads it automatically. `install -b` keeps an existing file with the name of the copy.
 fn untrusted_hint(path: &Utf8Path, at: &Utf8Path) -> String {
     let is_of_system = SYSTEM
         .iter()
@@ -336,15 +336,15 @@ fn untrusted_hint(path: &Utf8Path, at: &Utf8Path) -> String {
         let at = shell_word(at);
         return format!("check the content, then run `chown -h root:root {at} && chmod go-w {at}`");
     }
-    if path.starts_with(OWN) {
+    if SYSTEM.iter().any(|&directory| path.starts_with(directory)) {
         return format!(
             "replace the symlink in `{path}` that leads to `{at}` with a copy of its target, and keep \
              the owner of `{at}`"
         );
     }
-    let copy = Utf8Path::new(OWN).join(path.file_name().unwrap_or("copy"));
+    let copy = Utf8Path::new("/root").join(path.file_name().unwrap_or("copy"));
     format!(
-        "run `install -bD -m 0600 {} {}` (`-m 0700` for a program), check the copy, and use its path; \
+        "run `install -b -m 0600 {} {}` (`-m 0700` for a program), check the copy, and use its path; \
          keep the owner of `{at}`",
         shell_word(path),
         shell_word(copy)
@@ -541,11 +541,16 @@ mod tests {
         };
         for (path, at, words) in rows! {
             "/home/ada/node.lock", "/home/ada",
-                "`install -bD -m 0600 /home/ada/node.lock /etc/gpu-bootstrap/node.lock`";
+                "`install -b -m 0600 /home/ada/node.lock /root/node.lock`";
+            // A copy in `/etc/gpu-bootstrap` would replace the settings of the node.
+            "/home/ada/config.toml", "/home/ada",
+                "`install -b -m 0600 /home/ada/config.toml /root/config.toml`";
             "/var/lib/jenkins/a b.toml", "/var/lib/jenkins",
-                "'/var/lib/jenkins/a b.toml' '/etc/gpu-bootstrap/a b.toml'";
-            // `/etc/gpu-bootstrap` is a symlink.
+                "'/var/lib/jenkins/a b.toml' '/root/a b.toml'";
+            // A directory of the system is a symlink.
             "/etc/gpu-bootstrap/node.lock", "/home/ada", "replace the symlink";
+            "/etc/docker/daemon.json", "/srv/docker", "replace the symlink";
+            "/var/lib/gpu-bootstrap/receipt.json", "/data/gb", "replace the symlink";
         } {
             let hint = hint(path, at);
             assert!(hint.contains(words) && !hint.contains("chown"), "{hint}");

@@ -237,7 +237,7 @@ pub struct NodeStatus {
     pub run_active: Option<bool>,
     /// `upgrade` has taken the node out of service.
     pub maintenance: Option<bool>,
-    /// `upgrade` waits for the fleet lock or for evictions.
+    /// `upgrade` waits for the fleet lock or for the end of the workloads.
     pub upgrade_waiting: Option<bool>,
     /// See [`Timing::to_ready`](crate::engine::Timing::to_ready).
     pub time_to_ready_seconds: Option<f64>,

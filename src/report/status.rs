@@ -67,7 +67,7 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
         let since = when(since);
         let text = match state {
             MaintenanceState::Waiting => {
-                format!("waiting for the fleet lock or for evictions since {since}")
+                format!("waiting for the fleet lock or for the end of its workloads since {since}")
             }
             MaintenanceState::OutOfService => format!("out of service since {since}"),
             MaintenanceState::Failed => {

@@ -349,12 +349,16 @@ fn planned(state: &MpsState, devices: &[NvmlDevice], replicas: u32) -> Assessmen
 /// The remedy if the control daemon is missing. No profile contains the name of its package, which depends on the source of the
 /// driver.
 fn no_program(manager: Manager) -> String {
-    let search = manager.backend().commands().containing;
-    format!(
-        "run `{}`, because gpu-bootstrap does not know its package; install the package in the version of the driver, and run the \
-         command again",
-        search.replace("FILE", PROGRAM)
-    )
+    match manager.backend().commands().containing {
+        Some(search) => format!(
+            "gpu-bootstrap does not know its package: find it with `{}`, install it in the version of the driver, and run the \
+             command again",
+            search.replace("FILE", PROGRAM)
+        ),
+        None => "gpu-bootstrap does not know its package: install it from the package source of the driver, in the version of the \
+                 driver, and run the command again"
+            .to_owned(),
+    }
 }
 
 /// Blocks a restart of the daemon, which would stop these programs.
@@ -614,7 +618,9 @@ mod tests {
         }
         for manager in Manager::ALL {
             let hint = no_program(manager);
-            assert!(hint.contains(&format!(" {PROGRAM}`")), "{hint}");
+            let search = manager.backend().commands().containing;
+            assert_eq!(hint.contains(&format!(" {PROGRAM}`")), search.is_some());
+            assert!(hint.contains("in the version of the driver"), "{hint}");
         }
         // The daemon of the device plugin has the same limits.
         for devices in [split, old] {

@@ -44,6 +44,15 @@ pub const AFTER: [&str; 8] = [
     "fleet.lock=fleetlock:https://lock.example",
 ];
 
+/// The command of the check timer.
+const METRICS: [&str; 5] = [
+    "check",
+    "--as-installed",
+    "--format",
+    "prometheus",
+    "--node-condition",
+];
+
 /// A node with the first driver, whose kubelet may cordon it and evict its pods.
 fn node() -> Machine {
     node_with_id("0123456789abcdef0123456789abcdef")
@@ -137,6 +146,18 @@ pub fn annotation(machine: &Machine, key: &str) -> Option<String> {
 pub fn is_cordoned(state: &Shared) -> bool {
     let state = lock(state);
     state.node.as_ref().expect("a node")["spec"]["unschedulable"] == true
+}
+
+/// The reason of the condition of the node that `check` has written.
+fn condition(machine: &Machine) -> String {
+    let state = lock(&machine.state);
+    let node = state.node.as_ref().expect("a node");
+    let conditions = node["status"]["conditions"].as_array().expect("conditions");
+    let own = conditions
+        .iter()
+        .find(|one| one["type"] == "nvidia.com/GPUReady");
+    let reason = own.and_then(|own| own["reason"].as_str());
+    reason.expect("a reason").to_owned()
 }
 
 /// The requests for the fleet lock.
@@ -385,8 +406,9 @@ fn waiting_for_the_lock_is_not_maintenance() {
         // Another process, because this thread already has an asynchronous runtime.
         let output = std::thread::scope(|scope| {
             let process = || {
-                let metrics = ["check", "--as-installed", "--format", "prometheus"];
-                here.run(&metrics).out + &here.run(&["status"]).out
+                let metrics = here.run(&METRICS).out;
+                assert_ne!(condition(&here), "Upgrading");
+                metrics + &here.run(&["status"]).out
             };
             scope.spawn(process).join().expect("no panic")
         });
@@ -400,11 +422,12 @@ fn waiting_for_the_lock_is_not_maintenance() {
         "gpu_bootstrap_upgrade_waiting 1\n",
         "gpu_bootstrap_maintenance 0\n",
         "gpu_bootstrap_run_active 0\n",
-        "waiting for the fleet lock or for evictions since",
+        "waiting for the fleet lock or for the end of its workloads since",
     ] {
         assert!(seen.contains(line), "{line}: {seen}");
     }
-    let check = machine.run(&["check", "--as-installed", "--format", "prometheus"]);
+    let check = machine.run(&METRICS);
+    assert_eq!(condition(&machine), "Upgrading");
     for line in [
         "gpu_bootstrap_upgrade_waiting 0\n",
         "gpu_bootstrap_maintenance 1\n",

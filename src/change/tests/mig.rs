@@ -347,7 +347,11 @@ async fn remedy_depends_on_the_clients() {
         ] {
             assert_eq!(hint.contains(part), expected.contains(&part), "{hint}");
         }
-        assert!(hint.ends_with("then run `gpu-bootstrap install`"), "{hint}");
+        let end = match expected.contains(&label) {
+            true => "and run `kubectl uncordon NODE`",
+            false => "then run `gpu-bootstrap install`",
+        };
+        assert!(hint.ends_with(end), "{hint}");
     }
 }
 

@@ -254,7 +254,7 @@ impl Messages for Tiny {
             upgrade: "tiny upgrade NAME",
             compiler: None,
             versions: "",
-            containing: "",
+            containing: None,
             headers: "tiny install headers-KERNEL",
             reinstall: "tiny perform keep-all install NAME",
             install_kernel: "tiny install kernel-KERNEL",

@@ -85,10 +85,11 @@ pub fn condition(
 }
 
 /// Returns the node condition while `upgrade` has taken the node out of service: the node is not ready, whatever its state.
+/// `None` while the upgrade waits, because the node is in service.
 pub fn condition_in_maintenance(
     maintenance: Maintenance,
     meaning: ConditionMeaning,
-) -> ConditionStatus {
+) -> Option<ConditionStatus> {
     let Maintenance { since, state } = maintenance;
     let since = since.strftime("%Y-%m-%d %H:%M:%S UTC");
     let (reason, message) = match state {
@@ -98,18 +99,17 @@ pub fn condition_in_maintenance(
                 "out of service since {since}; see the annotation gpu-bootstrap/upgrade-failed"
             ),
         ),
-        MaintenanceState::Waiting | MaintenanceState::OutOfService => {
-            ("Upgrading", format!("out of service since {since}"))
-        }
+        MaintenanceState::OutOfService => ("Upgrading", format!("out of service since {since}")),
+        MaintenanceState::Waiting => return None,
     };
-    ConditionStatus {
+    Some(ConditionStatus {
         status: match meaning {
             ConditionMeaning::Ready => "False",
             ConditionMeaning::Problem => "True",
         },
         reason,
         message,
-    }
+    })
 }
 
 /// Truncates a message to [`LONGEST`] characters. Hide secrets first, because a truncated secret would not be recognized.
@@ -146,15 +146,17 @@ mod tests {
 
     #[test]
     fn node_in_maintenance_is_not_ready() {
-        use MaintenanceState::{Failed, OutOfService};
-        for (state, meaning, status, reason) in rows! {
-            OutOfService, ConditionMeaning::Ready, "False", "Upgrading";
-            Failed, ConditionMeaning::Ready, "False", "UpgradeFailed";
-            Failed, ConditionMeaning::Problem, "True", "UpgradeFailed";
+        use MaintenanceState::{Failed, OutOfService, Waiting};
+        for (state, meaning, expected) in rows! {
+            OutOfService, ConditionMeaning::Ready, Some(("False", "Upgrading"));
+            Failed, ConditionMeaning::Ready, Some(("False", "UpgradeFailed"));
+            Failed, ConditionMeaning::Problem, Some(("True", "UpgradeFailed"));
+            Waiting, ConditionMeaning::Ready, None;
         } {
             let since = "2026-11-28T02:00:00Z".parse().unwrap();
             let said = condition_in_maintenance(Maintenance { since, state }, meaning);
-            assert_eq!((said.status, said.reason), (status, reason));
+            let said = said.map(|said| (said.status, said.reason));
+            assert_eq!(said, expected);
         }
     }
 

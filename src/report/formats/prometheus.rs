@@ -101,7 +101,7 @@ pub fn prometheus(
     )?;
     metric(
         "upgrade_waiting",
-        "1 while an upgrade waits for the fleet lock or for evictions. The node is not changed yet.",
+        "1 while an upgrade waits for the fleet lock or for the end of the workloads. The driver is not changed yet.",
         one(node.upgrade_waiting.map(flag)),
     )?;
     metric(

@@ -383,8 +383,9 @@ pub struct Commands {
     pub compiler: Option<&'static str>,
     /// Lists the available versions of a package. `NAME` is its placeholder.
     pub versions: &'static str,
-    /// Lists the packages in the repositories that contain a file; `FILE` is the placeholder for its path.
-    pub containing: &'static str,
+    /// Lists the packages in the repositories that contain a file; `FILE` is the placeholder for its path. `None` if this needs
+    /// another program.
+    pub containing: Option<&'static str>,
     /// Installs the headers of a kernel; `KERNEL` is a placeholder for its release.
     pub headers: &'static str,
     /// The package with kernel modules that the default kernel package omits, as it is in a sentence; `KERNEL` is a placeholder

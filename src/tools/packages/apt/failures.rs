@@ -197,8 +197,8 @@ impl Messages for Apt {
             upgrade: "apt-get install --only-upgrade NAME",
             compiler: Some("apt-get install COMPILER"),
             versions: "apt-cache policy NAME",
-            // Source: apt-file(1).
-            containing: "apt-get install apt-file && apt-file update && apt-file search FILE",
+            // `apt-file` is not installed by default, and only finds files of repositories with a `Contents` file.
+            containing: None,
             headers: "apt-get install linux-headers-KERNEL",
             extra_modules: "`linux-modules-extra-KERNEL`",
             credentials: "a file of mode 0600 in `/etc/apt/auth.conf.d`, see apt_auth.conf(5)",

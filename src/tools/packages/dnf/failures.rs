@@ -169,7 +169,7 @@ impl Messages for Dnf {
             upgrade: "yum upgrade NAME",
             compiler: None,
             versions: "yum list --showduplicates NAME",
-            containing: "yum provides FILE",
+            containing: Some("yum provides FILE"),
             headers: "yum install kernel-devel-KERNEL",
             // Its name starts with the name of the kernel package, such as `kernel6.12` in Amazon Linux.
             extra_modules: "the kernel's `modules-extra`",
