@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::{Applier, ChangeError, FollowUp, Reverted, Sink, Undo, agents};
 use crate::{
     host::Output,
-    tools::{initramfs, systemctl},
+    state::in_use_by,
+    tools::{imex, initramfs, systemctl},
 };
 
 /// The result of a unit that systemd no longer starts because it was started too often. Source: systemd.exec(5),
@@ -50,6 +51,7 @@ impl Applier {
     }
 
     pub(super) async fn capture_mask(&self, unit: &str) -> Result<Undo, ChangeError> {
+        self.refuse_stop_under_work(unit).await?;
         let state = self.unit_state(unit).await?;
         let masked = state.load == "masked";
         Ok(Undo::RestoreUnit(RestoreUnit {
@@ -77,12 +79,35 @@ impl Applier {
         Ok(())
     }
 
-    pub(super) fn capture_restart(unit: &str) -> Undo {
-        Undo::FollowUp {
+    pub(super) async fn capture_restart(&self, unit: &str) -> Result<Undo, ChangeError> {
+        self.refuse_stop_under_work(unit).await?;
+        Ok(Undo::FollowUp {
             then: vec![FollowUp::RestartUnit {
                 unit: unit.to_owned(),
             }],
+        })
+    }
+
+    /// Returns an error if this is the unit of IMEX, it is running, and a process uses a GPU. If IMEX stops, "existing exports
+    /// from the signaled node will be terminated", also those to jobs on other nodes. Source: NVIDIA, IMEX guide.
+    pub(super) async fn refuse_stop_under_work(&self, unit: &str) -> Result<(), ChangeError> {
+        if unit != imex::UNIT {
+            return Ok(());
         }
+        let state = self.unit_state_if_any(unit).await?;
+        if !state.is_some_and(|state| state.is_active() || state.is_changing()) {
+            return Ok(());
+        }
+        let workers = self.gpu_workers()?;
+        if workers.is_empty() {
+            return Ok(());
+        }
+        let what = format!(
+            "stop or restart `{unit}`: the GPUs are {}; without IMEX, programs on several nodes lose their shared GPU memory",
+            in_use_by(&workers)
+        );
+        Err(ChangeError::blocked("gpu-in-use", what)
+            .advice("drain the node, or stop these programs; then run the command again"))
     }
 
     pub(super) async fn enable_unit(
@@ -219,6 +244,9 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
         let (unit, active) = (&*undo.unit, undo.active);
+        if active == Some(false) {
+            self.refuse_stop_under_work(unit).await?;
+        }
         let mut now = self.unit_state(unit).await?;
         let mut done = Vec::new();
         if undo.unmask && now.load == "masked" {
@@ -306,7 +334,11 @@ impl Applier {
         if !running {
             return Ok(Reverted::nothing(format!("`{unit}` is not running")));
         }
-        Ok(match self.restart_unit(unit, sink).await {
+        let restarted = match self.refuse_stop_under_work(unit).await {
+            Ok(()) => self.restart_unit(unit, sink).await,
+            Err(refusal) => Err(refusal),
+        };
+        Ok(match restarted {
             Ok(()) => Reverted::done(format!("restarted `{unit}`")),
             // The files are already restored, so only the restart is reported as remaining.
             Err(error) => Reverted::left(

@@ -7,6 +7,8 @@
 
 use std::{net::IpAddr, time::Duration};
 
+use camino::Utf8Path;
+
 use crate::host::Query;
 
 /// The unit that the package enables.
@@ -24,6 +26,11 @@ const SOCKET: &str = "/etc/nvidia-imex/imex_ctrl.sock";
 /// The socket of a unit that cannot write to `/etc` (`ProtectSystem=full`). The DRA driver then needs the same path in
 /// `resources.computeDomains.imex.hostSocketPath`.
 const RUN_SOCKET: &str = "/var/run/nvidia-imex-ctrl.sock";
+
+/// Whether the daemon reads this file when it starts.
+pub fn is_file(path: &Utf8Path) -> bool {
+    path == CONFIG || path == NODES
+}
 
 const ENABLED_KEY: &str = "IMEX_CMD_ENABLED";
 const SOCKET_KEY: &str = "IMEX_CMD_UNIX_DOMAIN_PATH";
