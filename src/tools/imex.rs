@@ -38,15 +38,16 @@ const SOCKET_KEY: &str = "IMEX_CMD_UNIX_DOMAIN_PATH";
 /// A daemon that does not answer within this time is not ready.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The output of [`state`] if the daemon is connected to the other nodes.
+/// The output of [`state`] if the daemon is ready.
 const READY: &str = "READY";
 
-/// Queries the state of the daemon.
+/// Queries the state of the daemon on this machine, which is not the state of the other nodes.
 pub fn state() -> Query {
     Query::new("nvidia-imex-ctl", ["-q"]).deadline(DEADLINE)
 }
 
-/// Whether the output of [`state`] shows that nodes can share memory.
+/// Whether the output of [`state`] shows that the daemon of this machine is ready. With the default quorum `RECOVERY`, it is
+/// ready before it is connected to the other nodes. Source: NVIDIA, "IMEX Service for NVLink Networks".
 pub fn is_ready(output: &str) -> bool {
     output.trim() == READY
 }

@@ -1,6 +1,6 @@
 //! `fabric.imex`: who runs IMEX on a node of a rack. The packages are part of the driver packages. The cluster starts the daemons
-//! for ComputeDomains, so the unit of this machine is masked (`dra`); or the unit runs with a fixed list of nodes (`host`). Whether
-//! the daemon is connected to the other nodes depends on them, so the health check `nvl.imex` reports it, and not this step.
+//! for ComputeDomains, so the unit of this machine is masked (`dra`); or the unit runs with a fixed list of nodes (`host`). The
+//! health check `nvl.imex` reports the state of the daemon.
 
 use crate::{
     change::Change,
