@@ -176,16 +176,17 @@ fn on_host(state: &ImexState, desired: &Desired) -> Assessment {
             over: Some(sha256(config.as_bytes())),
         });
     }
-    let is_new = !changes.is_empty();
-    if !(unit.is_enabled() && unit.is_active()) {
+    // IMEX only reads its files when it starts. A daemon that waits for other nodes is `activating` without a time limit, and
+    // another start would wait for it.
+    let restarts = !changes.is_empty() && (unit.is_active() || unit.is_changing());
+    if !(unit.is_enabled() && (unit.is_active() || restarts)) {
         whys.push(format!("`{UNIT}` is {unit}"));
         changes.push(Change::EnableUnit {
             unit: UNIT.to_owned(),
-            start: true,
+            start: !restarts,
         });
     }
-    if is_new && unit.is_active() {
-        // IMEX only reads its files when it starts.
+    if restarts {
         changes.push(Change::RestartUnit {
             unit: UNIT.to_owned(),
         });
@@ -320,12 +321,39 @@ mod tests {
             matches!(&changes[..], [Change::EnableUnit { start: true, .. }]),
             "{changes:?}"
         );
-        let moved = ImexState {
-            nodes: Some("10.0.0.1\n".to_owned()),
+        for active in ["active", "activating"] {
+            let moved = ImexState {
+                unit: Some(unit("enabled", active)),
+                nodes: Some("10.0.0.1\n".to_owned()),
+                ..done.clone()
+            };
+            let (why, changes) = decide(&moved, &want).expect_needs();
+            assert!(why.contains("has other nodes"), "{why}");
+            assert!(
+                matches!(
+                    &changes[..],
+                    [Change::WriteFile { .. }, Change::RestartUnit { .. }]
+                ),
+                "{changes:?}"
+            );
+        }
+        let waiting = ImexState {
+            unit: Some(unit("disabled", "activating")),
+            nodes: None,
             ..done
         };
-        let (why, _) = decide(&moved, &want).expect_needs();
-        assert!(why.contains("has other nodes"), "{why}");
+        let (_, changes) = decide(&waiting, &want).expect_needs();
+        assert!(
+            matches!(
+                &changes[..],
+                [
+                    Change::WriteFile { .. },
+                    Change::EnableUnit { start: false, .. },
+                    Change::RestartUnit { .. }
+                ]
+            ),
+            "{changes:?}"
+        );
         let unloaded = ImexState {
             loaded: None,
             ..installed()
