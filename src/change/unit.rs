@@ -53,20 +53,19 @@ impl Applier {
     pub(super) async fn capture_mask(&self, unit: &str) -> Result<Undo, ChangeError> {
         self.refuse_stop_under_work(unit).await?;
         let state = self.unit_state(unit).await?;
-        let masked = state.load == "masked";
         Ok(Undo::RestoreUnit(RestoreUnit {
             unit: unit.to_owned(),
             enabled: state.file == "enabled",
-            masked,
+            masked: state.load == "masked",
             active: Some(state.is_active()),
-            unmask: !masked,
+            unmask: !state.is_masked_for_good(),
         }))
     }
 
     /// Masks the unit before it is stopped, so that nothing starts it in between.
     pub(super) async fn mask_unit(&self, unit: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
         let state = self.unit_state(unit).await?;
-        if state.load != "masked" {
+        if !state.is_masked_for_good() {
             let what = format!("mask `{unit}`");
             self.tool(&what, &systemctl::act("mask", unit), sink)
                 .await?;
@@ -249,7 +248,7 @@ impl Applier {
         }
         let mut now = self.unit_state(unit).await?;
         let mut done = Vec::new();
-        if undo.unmask && now.load == "masked" {
+        if undo.unmask && now.is_masked_for_good() {
             let what = format!("unmask `{unit}`");
             self.tool(&what, &systemctl::act("unmask", unit), sink)
                 .await?;
@@ -271,7 +270,10 @@ impl Applier {
             ),
             ("disable", !undo.enabled && now.file == "enabled"),
             ("enable", undo.enabled && now.file == "disabled"),
-            ("mask", undo.masked && now.load != "masked"),
+            (
+                "mask",
+                undo.masked && !undo.unmask && now.load != "masked",
+            ),
             // Do not start a unit that was masked since.
             (
                 "start",

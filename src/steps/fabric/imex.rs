@@ -6,13 +6,13 @@ use crate::{
     change::Change,
     compat::matrix::Fabric,
     config::{choices::ImexMode, desired::Desired},
-    host::digest::sha256,
+    host::{FileKind, digest::sha256},
     model::version::DriverVersion,
     step::{Assessment, Cx, Step, StepError},
     steps::{DRIVER_FABRIC, DRIVER_MODULE, DRIVER_PACKAGES, FABRIC_IMEX, messages},
     tools::{
         imex::{self, CONFIG, NODES, UNIT},
-        systemctl::{self, UnitState},
+        systemctl::{self, UnitState, own_file},
     },
 };
 
@@ -37,6 +37,8 @@ pub(in crate::steps) fn step() -> Step {
 struct ImexState {
     /// The state of the unit. `None` if it does not exist.
     unit: Option<UnitState>,
+    /// An administrator or an image has installed the file of the unit in `/etc/systemd/system`, where a mask would be.
+    has_own_file: bool,
     /// The loaded driver.
     loaded: Option<DriverVersion>,
     /// The content of the list of nodes.
@@ -51,6 +53,9 @@ async fn detect(cx: &Cx<'_>) -> Result<ImexState, StepError> {
     let files = cx.host.files();
     let state = ImexState {
         unit: super::unit(cx, UNIT).await?,
+        has_own_file: files
+            .stat(&own_file(UNIT))?
+            .is_some_and(|stat| stat.kind == FileKind::File),
         loaded: cx.state.loaded_driver()?.cloned(),
         ..ImexState::default()
     };
@@ -118,9 +123,17 @@ fn for_compute_domains(state: &ImexState, desired: &Desired) -> Assessment {
         None => Assessment::not_applicable(format!(
             "`{UNIT}` is not installed, so it cannot block the daemons of the DRA driver"
         )),
-        Some(unit) if unit.load == "masked" && !unit.is_active() => Assessment::satisfied(format!(
-            "`{UNIT}` is masked, so the DRA driver can start IMEX for each ComputeDomain"
-        )),
+        Some(unit) if unit.is_masked_for_good() && !unit.is_active() => {
+            Assessment::satisfied(format!(
+                "`{UNIT}` is masked, so the DRA driver can start IMEX for each ComputeDomain"
+            ))
+        }
+        // A mask is a symlink in the place of this file, and `systemctl mask` does not replace a file.
+        Some(unit) if state.has_own_file && !unit.is_masked_for_good() => Assessment::blocked(
+            format!("`{UNIT}` cannot be masked, because `{}` is a file", own_file(UNIT)),
+            "run `systemctl disable --now nvidia-imex`, move the file away, run `systemctl daemon-reload`, and run the command again; \
+             or set `fabric.imex = \"off\"`",
+        ),
         Some(unit) => Assessment::needs(
             format!("`{UNIT}` is {unit}, which blocks the IMEX daemons of the DRA driver"),
             vec![Change::MaskUnit {
@@ -265,6 +278,10 @@ mod tests {
         decide(&masked("inactive"), &want).expect_satisfied();
         // Masking does not stop a running unit.
         decide(&masked("active"), &want).expect_needs();
+        // A mask until the next boot.
+        let mut runtime = masked("inactive");
+        runtime.unit.as_mut().expect("a unit").file = "masked-runtime".to_owned();
+        decide(&runtime, &want).expect_needs();
         decide(&ImexState::default(), &want).expect_not_applicable();
         // The packages of an image are masked before it boots.
         let image = Desired {
@@ -375,6 +392,18 @@ mod tests {
             ..installed()
         };
         decide(&bare, &want).expect_blocked_now();
+        let own = ImexState {
+            has_own_file: true,
+            ..installed()
+        };
+        let (why, hint) = decide(&own, &wanted(ImexMode::Dra)).expect_blocked();
+        assert!(why.contains("`/etc/systemd/system/nvidia-imex.service`"), "{why}");
+        assert!(
+            hint.contains("systemctl disable --now nvidia-imex") && hint.contains("move the file away"),
+            "{hint}"
+        );
+        // A list of nodes needs no mask.
+        decide(&own, &want).expect_needs();
     }
 
     #[test]
