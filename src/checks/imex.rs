@@ -71,6 +71,13 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
             None => "IMEX is not installed",
         });
     }
+    let config = subject.host.files().read_text(imex::CONFIG.into())?;
+    if !config.as_deref().is_some_and(imex::has_commands) {
+        return skip(&format!(
+            "`IMEX_CMD_ENABLED` in `{}` is not `1`, so the daemon does not answer `nvidia-imex-ctl`",
+            imex::CONFIG
+        ));
+    }
     let query = imex::state();
     let answer = match subject.host.query(&query).await {
         Err(ExecError::NotQueried { why, .. }) => return skip(&why),

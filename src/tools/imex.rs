@@ -67,6 +67,11 @@ fn value<'a>(config: &'a str, key: &str) -> Option<&'a str> {
     values.next_back()
 }
 
+/// Whether the daemon has the command service, without which [`state`] has no answer.
+pub fn has_commands(config: &str) -> bool {
+    value(config, ENABLED_KEY) == Some("1")
+}
+
 /// Returns the socket for commands with which the daemon should run. An existing value is kept. `protect` are the values of
 /// `ProtectSystem=` in the unit.
 pub fn socket(config: &str, protect: &[String]) -> String {
@@ -112,6 +117,7 @@ mod tests {
                         IMEX_CMD_UNIX_DOMAIN_PATH=/etc/nvidia-imex/imex_ctrl.sock\n";
         assert_eq!(with_commands(packaged, SOCKET).as_deref(), Some(expected));
         assert_eq!(with_commands(expected, SOCKET), None);
+        assert!(!has_commands(packaged) && has_commands(expected));
         let only = "IMEX_CMD_ENABLED=1\nIMEX_CMD_UNIX_DOMAIN_PATH=/run/a.sock\n";
         assert_eq!(with_commands("", "/run/a.sock").as_deref(), Some(only));
     }
