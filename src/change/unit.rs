@@ -26,14 +26,15 @@ const POLL: Duration = Duration::from_millis(500);
 #[serde(rename_all = "kebab-case")]
 pub struct RestoreUnit {
     pub unit: String,
-    /// Whether the unit was enabled.
+    /// Whether the unit was enabled. Unknown if the unit was masked.
     pub enabled: bool,
-    /// Whether the unit was masked.
+    /// Whether the unit was masked, also only until the next boot.
     pub masked: bool,
     /// Whether the unit was running. `None` if the change only enables the unit. Then the undo does not stop it, because the
     /// undo may run in this unit: the unit that resumes a run after a reboot.
     pub active: Option<bool>,
-    /// Whether the change masked the unit. A mask that an administrator has set since is kept.
+    /// Whether the change masked the unit. The undo then removes the mask, and cannot distinguish it from a mask that an
+    /// administrator has set since.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unmask: bool,
 }
@@ -263,21 +264,30 @@ impl Applier {
                 "`{unit}` is no longer installed"
             )));
         }
+        // A mask hides whether the unit is enabled.
+        let is_known = !undo.masked;
         let actions = [
             (
                 "stop",
                 active == Some(false) && now.active != "inactive" && now.active != "failed",
             ),
-            ("disable", !undo.enabled && now.file == "enabled"),
-            ("enable", undo.enabled && now.file == "disabled"),
             (
-                "mask",
-                undo.masked && !undo.unmask && now.load != "masked",
+                "disable",
+                is_known && !undo.enabled && now.file == "enabled",
+            ),
+            (
+                "enable",
+                is_known && undo.enabled && now.file == "disabled",
             ),
             // Do not start a unit that was masked since.
             (
                 "start",
                 active == Some(true) && now.is_loaded() && !now.is_active(),
+            ),
+            // A masked unit cannot be started.
+            (
+                "mask",
+                undo.masked && !undo.unmask && now.load != "masked",
             ),
         ];
         for (verb, needed) in actions {

@@ -60,6 +60,19 @@ async fn masked_unit_is_restored() {
     assert_eq!(machine.units.all()[unit], masked);
     machine.revert(&undo).await;
     assert_eq!(machine.units.all()[unit].0, "masked");
+    // It is set again, but the unit stays enabled, which the mask has hidden.
+    machine.units.put(unit, "enabled", "inactive");
+    let reverted = machine.revert(&undo).await;
+    assert!(
+        matches!(&reverted, Reverted::Done { what } if what.contains("mask") && !what.contains("disable")),
+        "{reverted:?}"
+    );
+    // A mask until the next boot becomes a permanent one, which the undo removes.
+    machine.units.put(unit, "masked-runtime", "inactive");
+    let undo = machine.apply(&mask).await.unwrap();
+    assert_eq!(machine.units.all()[unit].0, "masked");
+    machine.revert(&undo).await;
+    assert_eq!(machine.units.all()[unit].0, "disabled");
     machine.units.put(unit, "disabled", "inactive");
     let undo = machine.apply(&enable(unit)).await.unwrap();
     machine.units.put(unit, "masked", "active");
