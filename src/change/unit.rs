@@ -275,20 +275,14 @@ impl Applier {
                 "disable",
                 is_known && !undo.enabled && now.file == "enabled",
             ),
-            (
-                "enable",
-                is_known && undo.enabled && now.file == "disabled",
-            ),
+            ("enable", is_known && undo.enabled && now.file == "disabled"),
             // Do not start a unit that was masked since.
             (
                 "start",
                 active == Some(true) && now.is_loaded() && !now.is_active(),
             ),
             // A masked unit cannot be started.
-            (
-                "mask",
-                undo.masked && !undo.unmask && now.load != "masked",
-            ),
+            ("mask", undo.masked && !undo.unmask && now.load != "masked"),
         ];
         for (verb, needed) in actions {
             if needed {

@@ -123,14 +123,15 @@ fn for_compute_domains(state: &ImexState, desired: &Desired) -> Assessment {
         None => Assessment::not_applicable(format!(
             "`{UNIT}` is not installed, so it cannot block the daemons of the DRA driver"
         )),
-        Some(unit) if unit.is_masked_for_good() && !unit.is_active() => {
-            Assessment::satisfied(format!(
-                "`{UNIT}` is masked, so the DRA driver can start IMEX for each ComputeDomain"
-            ))
-        }
+        Some(unit) if unit.is_masked_for_good() && !unit.is_active() => Assessment::satisfied(
+            format!("`{UNIT}` is masked, so the DRA driver can start IMEX for each ComputeDomain"),
+        ),
         // A mask is a symlink in the place of this file, and `systemctl mask` does not replace a file.
         Some(unit) if state.has_own_file && !unit.is_masked_for_good() => Assessment::blocked(
-            format!("`{UNIT}` cannot be masked, because `{}` is a file", own_file(UNIT)),
+            format!(
+                "`{UNIT}` cannot be masked, because `{}` is a file",
+                own_file(UNIT)
+            ),
             "run `systemctl disable --now nvidia-imex`, move the file away, run `systemctl daemon-reload`, and run the command again; \
              or set `fabric.imex = \"off\"`",
         ),
@@ -397,9 +398,13 @@ mod tests {
             ..installed()
         };
         let (why, hint) = decide(&own, &wanted(ImexMode::Dra)).expect_blocked();
-        assert!(why.contains("`/etc/systemd/system/nvidia-imex.service`"), "{why}");
         assert!(
-            hint.contains("systemctl disable --now nvidia-imex") && hint.contains("move the file away"),
+            why.contains("`/etc/systemd/system/nvidia-imex.service`"),
+            "{why}"
+        );
+        assert!(
+            hint.contains("systemctl disable --now nvidia-imex")
+                && hint.contains("move the file away"),
             "{hint}"
         );
         // A list of nodes needs no mask.
