@@ -132,8 +132,8 @@ fn for_compute_domains(state: &ImexState, desired: &Desired) -> Assessment {
                 "`{UNIT}` cannot be masked, because `{}` is a file",
                 own_file(UNIT)
             ),
-            "run `systemctl disable --now nvidia-imex`, move the file away, run `systemctl daemon-reload`, and run the command again; \
-             or set `fabric.imex = \"off\"`",
+            "drain the node, run `systemctl disable --now nvidia-imex`, move the file away, run `systemctl daemon-reload`, and run the \
+             command again; or set `fabric.imex = \"off\"`",
         ),
         Some(unit) => Assessment::needs(
             format!("`{UNIT}` is {unit}, which blocks the IMEX daemons of the DRA driver"),
