@@ -101,7 +101,8 @@ async fn imex_is_not_stopped_while_a_program_uses_a_gpu() {
         assert!(error.what.contains("python3 (process 77)"), "{error}");
     }
     for change in [&mask, &restart] {
-        machine.applier.dry_run(change).await.unwrap_err();
+        let error = machine.applier.dry_run(change).await.unwrap_err();
+        assert_eq!(error.reason, "gpu-in-use");
     }
     let reverted = machine.revert(&restarted).await;
     assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
