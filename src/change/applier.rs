@@ -27,7 +27,7 @@ use crate::{
     config::desired::{Daemon, Desired, PackagePolicy},
     host::{FilesError, Host, ReadFiles, digest::sha256},
     model::secret::Secrets,
-    tools::{kmod, packages::Backend},
+    tools::{imex, kmod, packages::Backend},
     work::Hands,
 };
 
@@ -245,6 +245,9 @@ impl ApplyChanges for Applier {
             },
             Change::PartitionGpus { partition } => self.dry_run_partition(partition).await,
             Change::LeaveService { leave } => self.dry_run_leave(leave).await,
+            Change::MaskUnit { unit } | Change::RestartUnit { unit } => {
+                self.refuse_stop_under_work(unit).await
+            }
             _ => Ok(()),
         }
     }
@@ -262,6 +265,10 @@ impl ApplyChanges for Applier {
                 ..
             } => {
                 self.refuse_changed(path, over.as_deref())?;
+                if imex::is_file(path) {
+                    // Otherwise the restart is refused after its reason is gone.
+                    self.refuse_stop_under_work(imex::UNIT).await?;
+                }
                 let sha256 = sha256(content.as_bytes());
                 let files = self.capture_files([(path.clone(), FileAfter::File { sha256 })])?;
                 self.keep_ours(&files, content)?;
@@ -278,7 +285,7 @@ impl ApplyChanges for Applier {
             Change::HoldPackages { patterns } => self.capture_hold(patterns).await,
             Change::EnableUnit { unit, start } => self.capture_unit(unit, *start).await,
             Change::MaskUnit { unit } => self.capture_mask(unit).await,
-            Change::RestartUnit { unit } => Ok(Self::capture_restart(unit)),
+            Change::RestartUnit { unit } => self.capture_restart(unit).await,
             Change::ConfigureRuntime { settings } => self.capture_runtime(settings),
             Change::LoadModule { module } => self.capture_load(module),
             Change::PartitionGpus { partition } => self.capture_partition(partition).await,

@@ -477,7 +477,7 @@ impl Applier {
     }
 
     /// Returns the processes that use a GPU and may lose work.
-    fn gpu_workers(&self) -> Result<Vec<GpuClient>, FilesError> {
+    pub(super) fn gpu_workers(&self) -> Result<Vec<GpuClient>, FilesError> {
         let mut clients = gpu_clients(&self.host, ClientsOf::AllGpus)?;
         clients.retain(|client| client.kind == ClientKind::Work);
         Ok(clients)

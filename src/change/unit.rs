@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::{Applier, ChangeError, FollowUp, Reverted, Sink, Undo, agents};
 use crate::{
     host::Output,
-    tools::{initramfs, systemctl},
+    state::in_use_by,
+    tools::{imex, initramfs, systemctl},
 };
 
 /// The result of a unit that systemd no longer starts because it was started too often. Source: systemd.exec(5),
@@ -25,14 +26,15 @@ const POLL: Duration = Duration::from_millis(500);
 #[serde(rename_all = "kebab-case")]
 pub struct RestoreUnit {
     pub unit: String,
-    /// Whether the unit was enabled.
+    /// Whether the unit was enabled. Unknown if the unit was masked.
     pub enabled: bool,
-    /// Whether the unit was masked.
+    /// Whether the unit was masked, also only until the next boot.
     pub masked: bool,
     /// Whether the unit was running. `None` if the change only enables the unit. Then the undo does not stop it, because the
     /// undo may run in this unit: the unit that resumes a run after a reboot.
     pub active: Option<bool>,
-    /// Whether the change masked the unit. A mask that an administrator has set since is kept.
+    /// Whether the change masked the unit. The undo then removes the mask, and cannot distinguish it from a mask that an
+    /// administrator has set since.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unmask: bool,
 }
@@ -50,21 +52,21 @@ impl Applier {
     }
 
     pub(super) async fn capture_mask(&self, unit: &str) -> Result<Undo, ChangeError> {
+        self.refuse_stop_under_work(unit).await?;
         let state = self.unit_state(unit).await?;
-        let masked = state.load == "masked";
         Ok(Undo::RestoreUnit(RestoreUnit {
             unit: unit.to_owned(),
             enabled: state.file == "enabled",
-            masked,
+            masked: state.load == "masked",
             active: Some(state.is_active()),
-            unmask: !masked,
+            unmask: !state.is_masked_for_good(),
         }))
     }
 
     /// Masks the unit before it is stopped, so that nothing starts it in between.
     pub(super) async fn mask_unit(&self, unit: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
         let state = self.unit_state(unit).await?;
-        if state.load != "masked" {
+        if !state.is_masked_for_good() {
             let what = format!("mask `{unit}`");
             self.tool(&what, &systemctl::act("mask", unit), sink)
                 .await?;
@@ -77,12 +79,35 @@ impl Applier {
         Ok(())
     }
 
-    pub(super) fn capture_restart(unit: &str) -> Undo {
-        Undo::FollowUp {
+    pub(super) async fn capture_restart(&self, unit: &str) -> Result<Undo, ChangeError> {
+        self.refuse_stop_under_work(unit).await?;
+        Ok(Undo::FollowUp {
             then: vec![FollowUp::RestartUnit {
                 unit: unit.to_owned(),
             }],
+        })
+    }
+
+    /// Returns an error if this is the unit of IMEX, it is running, and a process uses a GPU. If IMEX stops, "existing exports
+    /// from the signaled node will be terminated", also those to jobs on other nodes. Source: NVIDIA, IMEX guide.
+    pub(super) async fn refuse_stop_under_work(&self, unit: &str) -> Result<(), ChangeError> {
+        if unit != imex::UNIT {
+            return Ok(());
         }
+        let state = self.unit_state_if_any(unit).await?;
+        if !state.is_some_and(|state| state.is_active() || state.is_changing()) {
+            return Ok(());
+        }
+        let workers = self.gpu_workers()?;
+        if workers.is_empty() {
+            return Ok(());
+        }
+        let what = format!(
+            "stop or restart `{unit}`: the GPUs are {}; without IMEX, programs on several nodes lose their shared GPU memory",
+            in_use_by(&workers)
+        );
+        Err(ChangeError::blocked("gpu-in-use", what)
+            .advice("drain the node, or stop these programs; then run the command again"))
     }
 
     pub(super) async fn enable_unit(
@@ -219,9 +244,12 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
         let (unit, active) = (&*undo.unit, undo.active);
+        if active == Some(false) {
+            self.refuse_stop_under_work(unit).await?;
+        }
         let mut now = self.unit_state(unit).await?;
         let mut done = Vec::new();
-        if undo.unmask && now.load == "masked" {
+        if undo.unmask && now.is_masked_for_good() {
             let what = format!("unmask `{unit}`");
             self.tool(&what, &systemctl::act("unmask", unit), sink)
                 .await?;
@@ -236,19 +264,25 @@ impl Applier {
                 "`{unit}` is no longer installed"
             )));
         }
+        // A mask hides whether the unit is enabled.
+        let is_known = !undo.masked;
         let actions = [
             (
                 "stop",
                 active == Some(false) && now.active != "inactive" && now.active != "failed",
             ),
-            ("disable", !undo.enabled && now.file == "enabled"),
-            ("enable", undo.enabled && now.file == "disabled"),
-            ("mask", undo.masked && now.load != "masked"),
+            (
+                "disable",
+                is_known && !undo.enabled && now.file == "enabled",
+            ),
+            ("enable", is_known && undo.enabled && now.file == "disabled"),
             // Do not start a unit that was masked since.
             (
                 "start",
                 active == Some(true) && now.is_loaded() && !now.is_active(),
             ),
+            // A masked unit cannot be started.
+            ("mask", undo.masked && !undo.unmask && now.load != "masked"),
         ];
         for (verb, needed) in actions {
             if needed {
@@ -306,7 +340,11 @@ impl Applier {
         if !running {
             return Ok(Reverted::nothing(format!("`{unit}` is not running")));
         }
-        Ok(match self.restart_unit(unit, sink).await {
+        let restarted = match self.refuse_stop_under_work(unit).await {
+            Ok(()) => self.restart_unit(unit, sink).await,
+            Err(refusal) => Err(refusal),
+        };
+        Ok(match restarted {
             Ok(()) => Reverted::done(format!("restarted `{unit}`")),
             // The files are already restored, so only the restart is reported as remaining.
             Err(error) => Reverted::left(

@@ -1,5 +1,6 @@
-//! Checks that a running IMEX daemon is connected to the other nodes of its domain. The step `fabric.imex` compares its
-//! configuration with the settings.
+//! Checks the state of the IMEX daemon on this machine. It is not the state of the other nodes: with the default quorum
+//! `RECOVERY`, the daemon is READY before it is connected to them. The step `fabric.imex` compares its configuration with the
+//! settings.
 
 use crate::{
     check::{Family, Finding, Subject, Verdict},
@@ -13,35 +14,34 @@ use crate::{
     },
 };
 
-const DOMAIN: Id = Id::new("nvl.imex");
+const DAEMON: Id = Id::new("nvl.imex");
 
 pub(super) const FAMILY: Family = Family {
-    ids: || vec![DOMAIN],
+    ids: || vec![DAEMON],
     examine: |subject| Box::pin(examine(subject)),
 };
 
 /// Evaluates the output of `nvidia-imex-ctl`, or the reason that there is none.
 fn decide(answer: &Result<String, String>) -> Finding {
-    let finding = |status, why: String| Finding::new(DOMAIN, status, why);
+    let finding = |status, why: String| Finding::new(DAEMON, status, why);
     match answer.as_deref().map(str::trim) {
-        Ok(output) if imex::is_ready(output) => {
-            finding(Verdict::Pass, "the IMEX daemon is READY".to_owned())
-        }
+        Ok(output) if imex::is_ready(output) => finding(
+            Verdict::Pass,
+            "the IMEX daemon of this machine is READY".to_owned(),
+        ),
         Ok(output) if !output.is_empty() => {
             let state = output.lines().next().unwrap_or_default().to_owned();
             Finding {
                 observed: Some(state.clone()),
                 expected: Some("READY".to_owned()),
                 remedy: Some(format!(
-                    "run `nvidia-imex-ctl -N` to find the nodes that are not connected; on them, run `systemctl status {UNIT}`, and \
-                     compare `{}`, which must be equal on all nodes",
+                    "run `systemctl status {UNIT}`, and `nvidia-imex-ctl -N`, which lists the nodes; compare `{}`, which must be \
+                     equal on all nodes",
                     imex::NODES
                 )),
                 ..finding(
                     Verdict::Warn,
-                    format!(
-                        "the IMEX daemon is {state}, so programs cannot share GPU memory with other nodes"
-                    ),
+                    format!("the IMEX daemon of this machine is {state}"),
                 )
             }
         }
@@ -57,7 +57,7 @@ fn decide(answer: &Result<String, String>) -> Finding {
 }
 
 async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-    let skip = |why: &str| Ok(vec![Finding::new(DOMAIN, Verdict::Skip, why)]);
+    let skip = |why: &str| Ok(vec![Finding::new(DAEMON, Verdict::Skip, why)]);
     let unit = match subject.state.unit(UNIT).await {
         Ok(unit) => unit,
         Err(error) => match error.not_queried() {
@@ -70,6 +70,13 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
             Some(_) => "`nvidia-imex.service` is not running",
             None => "IMEX is not installed",
         });
+    }
+    let config = subject.host.files().read_text(imex::CONFIG.into())?;
+    if !config.as_deref().is_some_and(imex::has_commands) {
+        return skip(&format!(
+            "`IMEX_CMD_ENABLED` in `{}` is not `1`, so the daemon does not answer `nvidia-imex-ctl`",
+            imex::CONFIG
+        ));
     }
     let query = imex::state();
     let answer = match subject.host.query(&query).await {
@@ -96,6 +103,9 @@ mod tests {
             let finding = decide(&answer);
             assert_eq!(finding.status, verdict, "{answer:?}: {}", finding.why);
             assert_eq!(finding.remedy.is_some(), verdict == Verdict::Warn);
+            if verdict != Verdict::Unknown {
+                assert!(finding.why.contains("of this machine"), "{}", finding.why);
+            }
         }
     }
 }

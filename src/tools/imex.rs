@@ -7,6 +7,8 @@
 
 use std::{net::IpAddr, time::Duration};
 
+use camino::Utf8Path;
+
 use crate::host::Query;
 
 /// The unit that the package enables.
@@ -25,21 +27,27 @@ const SOCKET: &str = "/etc/nvidia-imex/imex_ctrl.sock";
 /// `resources.computeDomains.imex.hostSocketPath`.
 const RUN_SOCKET: &str = "/var/run/nvidia-imex-ctrl.sock";
 
+/// Whether the daemon reads this file when it starts.
+pub fn is_file(path: &Utf8Path) -> bool {
+    path == CONFIG || path == NODES
+}
+
 const ENABLED_KEY: &str = "IMEX_CMD_ENABLED";
 const SOCKET_KEY: &str = "IMEX_CMD_UNIX_DOMAIN_PATH";
 
 /// A daemon that does not answer within this time is not ready.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The output of [`state`] if the daemon is connected to the other nodes.
+/// The output of [`state`] if the daemon is ready.
 const READY: &str = "READY";
 
-/// Queries the state of the daemon.
+/// Queries the state of the daemon on this machine, which is not the state of the other nodes.
 pub fn state() -> Query {
     Query::new("nvidia-imex-ctl", ["-q"]).deadline(DEADLINE)
 }
 
-/// Whether the output of [`state`] shows that nodes can share memory.
+/// Whether the output of [`state`] shows that the daemon of this machine is ready. With the default quorum `RECOVERY`, it is
+/// ready before it is connected to the other nodes. Source: NVIDIA, "IMEX Service for NVLink Networks".
 pub fn is_ready(output: &str) -> bool {
     output.trim() == READY
 }
@@ -57,6 +65,11 @@ fn value<'a>(config: &'a str, key: &str) -> Option<&'a str> {
         (name.trim() == key).then(|| value.trim())
     });
     values.next_back()
+}
+
+/// Whether the daemon has the command service, without which [`state`] has no answer.
+pub fn has_commands(config: &str) -> bool {
+    value(config, ENABLED_KEY) == Some("1")
 }
 
 /// Returns the socket for commands with which the daemon should run. An existing value is kept. `protect` are the values of
@@ -104,6 +117,7 @@ mod tests {
                         IMEX_CMD_UNIX_DOMAIN_PATH=/etc/nvidia-imex/imex_ctrl.sock\n";
         assert_eq!(with_commands(packaged, SOCKET).as_deref(), Some(expected));
         assert_eq!(with_commands(expected, SOCKET), None);
+        assert!(!has_commands(packaged) && has_commands(expected));
         let only = "IMEX_CMD_ENABLED=1\nIMEX_CMD_UNIX_DOMAIN_PATH=/run/a.sock\n";
         assert_eq!(with_commands("", "/run/a.sock").as_deref(), Some(only));
     }

@@ -150,6 +150,11 @@ impl UnitState {
         self.load != "not-found"
     }
 
+    /// Whether it stays masked after a boot. systemctl(1): the mask of `mask --runtime` ends with the next boot.
+    pub fn is_masked_for_good(&self) -> bool {
+        self.load == "masked" && self.file != "masked-runtime"
+    }
+
     /// Whether systemd can start it: the unit exists, is not masked, and its file is valid.
     pub fn is_loaded(&self) -> bool {
         self.load == "loaded"

@@ -219,7 +219,8 @@ impl Units {
             };
             match verb {
                 "show" => {
-                    let load = if file == "masked" { "masked" } else { "loaded" };
+                    let is_masked = file.starts_with("masked");
+                    let load = if is_masked { "masked" } else { "loaded" };
                     return ok(format!(
                         "LoadState={load}\nActiveState={active}\nUnitFileState={file}\n\
                          Result={}\n",

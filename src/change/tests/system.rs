@@ -9,6 +9,7 @@ use crate::{
     change::{ApplyChanges, Change, Reverted},
     config::desired::Daemon,
     error::Report,
+    exit::Exit,
     host::{
         ReadFiles,
         fake::{FakeFiles, diff, failed, ok},
@@ -59,11 +60,58 @@ async fn masked_unit_is_restored() {
     assert_eq!(machine.units.all()[unit], masked);
     machine.revert(&undo).await;
     assert_eq!(machine.units.all()[unit].0, "masked");
+    // It is set again, but the unit stays enabled, which the mask has hidden.
+    machine.units.put(unit, "enabled", "inactive");
+    let reverted = machine.revert(&undo).await;
+    assert!(
+        matches!(&reverted, Reverted::Done { what } if what.contains("mask") && !what.contains("disable")),
+        "{reverted:?}"
+    );
+    // A mask until the next boot becomes a permanent one, which the undo removes.
+    machine.units.put(unit, "masked-runtime", "inactive");
+    let undo = machine.apply(&mask).await.unwrap();
+    assert_eq!(machine.units.all()[unit].0, "masked");
+    machine.revert(&undo).await;
+    assert_eq!(machine.units.all()[unit].0, "disabled");
     machine.units.put(unit, "disabled", "inactive");
     let undo = machine.apply(&enable(unit)).await.unwrap();
     machine.units.put(unit, "masked", "active");
     machine.revert(&undo).await;
     assert_eq!(machine.units.all()[unit].0, "masked");
+}
+
+#[tokio::test]
+async fn imex_is_not_stopped_while_a_program_uses_a_gpu() {
+    let unit = "nvidia-imex.service";
+    let mask = Change::MaskUnit { unit: unit.into() };
+    let restart = Change::RestartUnit { unit: unit.into() };
+    let nodes = Change::write("/etc/nvidia-imex/nodes_config.cfg", "10.0.0.1\n");
+    let machine = TestMachine::new();
+    machine.units.put(unit, "disabled", "inactive");
+    let undo = machine.apply(&enable(unit)).await.unwrap();
+    let restarted = machine.apply(&restart).await.unwrap();
+    let files = &machine.fakes.files;
+    files.put("/proc/77/comm", "python3\n");
+    files.put_link("/proc/77/exe", "/usr/bin/python3");
+    files.put_link("/proc/77/fd/9", "/dev/nvidia0");
+    let before = machine.units.all();
+    for change in [&mask, &restart, &nodes] {
+        let error = machine.apply(change).await.unwrap_err();
+        assert_eq!((error.reason, error.exit), ("gpu-in-use", Exit::Blocked));
+        assert!(error.what.contains("python3 (process 77)"), "{error}");
+    }
+    for change in [&mask, &restart] {
+        let error = machine.applier.dry_run(change).await.unwrap_err();
+        assert_eq!(error.reason, "gpu-in-use");
+    }
+    let reverted = machine.revert(&restarted).await;
+    assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
+    let stopped = machine.applier.revert(&undo, &machine.sink).await;
+    assert_eq!(stopped.unwrap_err().reason, "gpu-in-use");
+    assert_eq!(machine.units.all(), before);
+    // A unit that is not running can be masked.
+    machine.units.put(unit, "enabled", "inactive");
+    machine.apply(&mask).await.unwrap();
 }
 
 #[tokio::test]

@@ -23,8 +23,9 @@ use crate::{
     state::Membership,
     step::{Assessment, Cx, Step, StepError},
     steps::{
-        CLUSTER_JOIN, CLUSTER_KERNEL, CLUSTER_PACKAGES, HEADERS, PACKAGES_HOLD, TOOLKIT_PACKAGES,
-        VALIDATION_COMPUTE, VALIDATION_CONTAINER, VALIDATION_DEVICES, configured_daemons,
+        CLUSTER_JOIN, CLUSTER_KERNEL, CLUSTER_PACKAGES, FABRIC_IMEX, HEADERS, PACKAGES_HOLD,
+        RDMA_MODULES, TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER,
+        VALIDATION_DEVICES, configured_daemons,
     },
     tools::{
         kubelet,
@@ -40,6 +41,8 @@ pub(in crate::steps) fn step() -> Step {
         .after([
             HEADERS,
             PACKAGES_HOLD,
+            FABRIC_IMEX,
+            RDMA_MODULES,
             TOOLKIT_PACKAGES,
             VALIDATION_DEVICES,
             VALIDATION_CONTAINER,

@@ -1,18 +1,18 @@
 //! `fabric.imex`: who runs IMEX on a node of a rack. The packages are part of the driver packages. The cluster starts the daemons
-//! for ComputeDomains, so the unit of this machine is masked (`dra`); or the unit runs with a fixed list of nodes (`host`). Whether
-//! the daemon is connected to the other nodes depends on them, so the health check `nvl.imex` reports it, and not this step.
+//! for ComputeDomains, so the unit of this machine is masked (`dra`); or the unit runs with a fixed list of nodes (`host`). The
+//! health check `nvl.imex` reports the state of the daemon.
 
 use crate::{
     change::Change,
     compat::matrix::Fabric,
     config::{choices::ImexMode, desired::Desired},
-    host::digest::sha256,
+    host::{FileKind, digest::sha256},
     model::version::DriverVersion,
     step::{Assessment, Cx, Step, StepError},
     steps::{DRIVER_FABRIC, DRIVER_MODULE, DRIVER_PACKAGES, FABRIC_IMEX, messages},
     tools::{
         imex::{self, CONFIG, NODES, UNIT},
-        systemctl::{self, UnitState},
+        systemctl::{self, UnitState, own_file},
     },
 };
 
@@ -37,6 +37,8 @@ pub(in crate::steps) fn step() -> Step {
 struct ImexState {
     /// The state of the unit. `None` if it does not exist.
     unit: Option<UnitState>,
+    /// An administrator or an image has installed the file of the unit in `/etc/systemd/system`, where a mask would be.
+    has_own_file: bool,
     /// The loaded driver.
     loaded: Option<DriverVersion>,
     /// The content of the list of nodes.
@@ -51,6 +53,9 @@ async fn detect(cx: &Cx<'_>) -> Result<ImexState, StepError> {
     let files = cx.host.files();
     let state = ImexState {
         unit: super::unit(cx, UNIT).await?,
+        has_own_file: files
+            .stat(&own_file(UNIT))?
+            .is_some_and(|stat| stat.kind == FileKind::File),
         loaded: cx.state.loaded_driver()?.cloned(),
         ..ImexState::default()
     };
@@ -118,9 +123,18 @@ fn for_compute_domains(state: &ImexState, desired: &Desired) -> Assessment {
         None => Assessment::not_applicable(format!(
             "`{UNIT}` is not installed, so it cannot block the daemons of the DRA driver"
         )),
-        Some(unit) if unit.load == "masked" && !unit.is_active() => Assessment::satisfied(format!(
-            "`{UNIT}` is masked, so the DRA driver can start IMEX for each ComputeDomain"
-        )),
+        Some(unit) if unit.is_masked_for_good() && !unit.is_active() => Assessment::satisfied(
+            format!("`{UNIT}` is masked, so the DRA driver can start IMEX for each ComputeDomain"),
+        ),
+        // A mask is a symlink in the place of this file, and `systemctl mask` does not replace a file.
+        Some(unit) if state.has_own_file && !unit.is_masked_for_good() => Assessment::blocked(
+            format!(
+                "`{UNIT}` cannot be masked, because `{}` is a file",
+                own_file(UNIT)
+            ),
+            "drain the node, run `systemctl disable --now nvidia-imex`, move the file away, run `systemctl daemon-reload`, and run the \
+             command again; or set `fabric.imex = \"off\"`",
+        ),
         Some(unit) => Assessment::needs(
             format!("`{UNIT}` is {unit}, which blocks the IMEX daemons of the DRA driver"),
             vec![Change::MaskUnit {
@@ -176,16 +190,17 @@ fn on_host(state: &ImexState, desired: &Desired) -> Assessment {
             over: Some(sha256(config.as_bytes())),
         });
     }
-    let is_new = !changes.is_empty();
-    if !(unit.is_enabled() && unit.is_active()) {
+    // IMEX only reads its files when it starts. A daemon that waits for other nodes is `activating` without a time limit, and
+    // another start would wait for it.
+    let restarts = !changes.is_empty() && (unit.is_active() || unit.is_changing());
+    if !(unit.is_enabled() && (unit.is_active() || restarts)) {
         whys.push(format!("`{UNIT}` is {unit}"));
         changes.push(Change::EnableUnit {
             unit: UNIT.to_owned(),
-            start: true,
+            start: !restarts,
         });
     }
-    if is_new && unit.is_active() {
-        // IMEX only reads its files when it starts.
+    if restarts {
         changes.push(Change::RestartUnit {
             unit: UNIT.to_owned(),
         });
@@ -264,6 +279,10 @@ mod tests {
         decide(&masked("inactive"), &want).expect_satisfied();
         // Masking does not stop a running unit.
         decide(&masked("active"), &want).expect_needs();
+        // A mask until the next boot.
+        let mut runtime = masked("inactive");
+        runtime.unit.as_mut().expect("a unit").file = "masked-runtime".to_owned();
+        decide(&runtime, &want).expect_needs();
         decide(&ImexState::default(), &want).expect_not_applicable();
         // The packages of an image are masked before it boots.
         let image = Desired {
@@ -320,12 +339,39 @@ mod tests {
             matches!(&changes[..], [Change::EnableUnit { start: true, .. }]),
             "{changes:?}"
         );
-        let moved = ImexState {
-            nodes: Some("10.0.0.1\n".to_owned()),
+        for active in ["active", "activating"] {
+            let moved = ImexState {
+                unit: Some(unit("enabled", active)),
+                nodes: Some("10.0.0.1\n".to_owned()),
+                ..done.clone()
+            };
+            let (why, changes) = decide(&moved, &want).expect_needs();
+            assert!(why.contains("has other nodes"), "{why}");
+            assert!(
+                matches!(
+                    &changes[..],
+                    [Change::WriteFile { .. }, Change::RestartUnit { .. }]
+                ),
+                "{changes:?}"
+            );
+        }
+        let waiting = ImexState {
+            unit: Some(unit("disabled", "activating")),
+            nodes: None,
             ..done
         };
-        let (why, _) = decide(&moved, &want).expect_needs();
-        assert!(why.contains("has other nodes"), "{why}");
+        let (_, changes) = decide(&waiting, &want).expect_needs();
+        assert!(
+            matches!(
+                &changes[..],
+                [
+                    Change::WriteFile { .. },
+                    Change::EnableUnit { start: false, .. },
+                    Change::RestartUnit { .. }
+                ]
+            ),
+            "{changes:?}"
+        );
         let unloaded = ImexState {
             loaded: None,
             ..installed()
@@ -347,6 +393,22 @@ mod tests {
             ..installed()
         };
         decide(&bare, &want).expect_blocked_now();
+        let own = ImexState {
+            has_own_file: true,
+            ..installed()
+        };
+        let (why, hint) = decide(&own, &wanted(ImexMode::Dra)).expect_blocked();
+        assert!(
+            why.contains("`/etc/systemd/system/nvidia-imex.service`"),
+            "{why}"
+        );
+        assert!(
+            hint.contains("systemctl disable --now nvidia-imex")
+                && hint.contains("move the file away"),
+            "{hint}"
+        );
+        // A list of nodes needs no mask.
+        decide(&own, &want).expect_needs();
     }
 
     #[test]
