@@ -5,7 +5,10 @@ use camino::Utf8PathBuf;
 
 use crate::{
     check::{Family, Finding, Subject, Verdict},
-    host::{ReadFiles, system::Process},
+    host::{
+        ReadFiles,
+        system::{Process, has_exited, program_of},
+    },
     model::id::Id,
     step::StepError,
     tools::dcgm::{REMOTE_VARIABLE, has_engine},
@@ -26,6 +29,25 @@ fn is_remote(files: &dyn ReadFiles, process: &Process) -> Result<bool, StepError
     Ok(variables.any(|variable| {
         (variable.split_once('='))
             .is_some_and(|(name, value)| name == REMOTE_VARIABLE && !value.is_empty())
+    }))
+}
+
+/// Returns a process with the name of its program if it is a host engine. `None` also if it has exited.
+fn engine(files: &dyn ReadFiles, process: Process) -> Result<Option<Process>, StepError> {
+    let program = program_of(files, process.pid)?;
+    // Without root permissions, the program is unknown. Then the environment cannot be read either, which is an error.
+    let name = program.as_deref().or(process.name.as_deref());
+    let command = process.command.as_deref().unwrap_or_default();
+    if !name.is_some_and(|name| has_engine(name, command)) {
+        return Ok(None);
+    }
+    let is_remote = is_remote(files, &process);
+    if has_exited(files, process.pid) || is_remote? {
+        return Ok(None);
+    }
+    Ok(program.map(|program| Process {
+        name: Some(program),
+        ..process
     }))
 }
 
@@ -69,9 +91,7 @@ fn decide(engines: &[Process]) -> Finding {
 async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
     let mut engines = Vec::new();
     for process in subject.host.system().processes()? {
-        if has_engine(&process) && !is_remote(subject.host.files(), &process)? {
-            engines.push(process);
-        }
+        engines.extend(engine(subject.host.files(), process)?);
     }
     Ok(vec![decide(&engines)])
 }
@@ -107,6 +127,29 @@ mod tests {
                 .remedy
                 .is_some_and(|remedy| remedy.contains("-p 40,41`"))
         );
+    }
+
+    #[test]
+    fn program_decides_and_not_the_name() {
+        let files = FakeFiles::default();
+        for (pid, program) in rows! {
+            40, "/usr/bin/nv-hostengine";
+            41, "/usr/bin/nv-hostengine (deleted)";
+            42, "/usr/bin/python3.11";
+        } {
+            files.put_link(&format!("/proc/{pid}/exe"), program);
+        }
+        // The last process has exited.
+        for (pid, name, found) in rows! {
+            40, "renamed", Some("nv-hostengine");
+            41, "nv-hostengine", Some("nv-hostengine");
+            42, "nv-hostengine", None;
+            43, "nv-hostengine", None;
+        } {
+            let engine = engine(&files, process(pid, name)).expect("readable");
+            let name = engine.and_then(|engine| engine.name);
+            assert_eq!(name.as_deref(), found, "{pid} {name:?}");
+        }
     }
 
     #[test]

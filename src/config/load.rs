@@ -164,6 +164,7 @@ pub fn load(
         is_node: !matches!(membership::read(files), Ok(None)),
         present: &choice::present(files, ask.our_runtimes.clone()).map_err(ConfigError::Files)?,
         flags: &ask.flags,
+        is_rollback: !ask.driver.is_empty(),
     })?;
     if let Some(lock) = &lock {
         lock.pin(&mut resolution.desired, facts)?;

@@ -30,6 +30,7 @@ use crate::{
         validation::validation,
         values::{AbsolutePath, Holding, PackagePattern},
     },
+    error::one_line,
     facts::{Facts, GpuFact, Os},
     model::{
         fault::Fault,
@@ -80,6 +81,8 @@ pub struct Inputs<'a> {
     /// The machine is already a cluster node.
     pub is_node: bool,
     pub flags: &'a Flags,
+    /// The driver is the previous one, see [`SettingSources::only_driver`].
+    pub is_rollback: bool,
 }
 
 /// The desired state of the machine with explanations.
@@ -203,7 +206,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let cdi = (with_toolkit && config.cdi.enabled.unwrap_or(true)).then(|| Cdi {
         path: cdi::FILE.into(),
     });
-    let dcgm = DcgmInputs {
+    let chosen = DcgmInputs {
         profile,
         release,
         config: &config.dcgm,
@@ -214,7 +217,18 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             && config.driver.version.is_none(),
         driver: driver.as_ref(),
     }
-    .choose()?;
+    .choose();
+    // The settings may be impossible with the previous driver, and DCGM must not prevent its restoration.
+    let (dcgm, without_dcgm) = match chosen {
+        Err(error) if inputs.is_rollback => {
+            let why = format!(
+                "the previous driver is restored without DCGM: {}",
+                one_line(&error)
+            );
+            (None, Some(why))
+        }
+        chosen => (chosen?, None),
+    };
     let by_cdi = runtimes.iter().find(|row| row.kind.daemon().is_none());
     if let (Some(_), Some(row)) = (&driver, by_cdi) {
         cdi_reaches(inputs, row.kind, with_toolkit, cdi.is_some())?;
@@ -368,6 +382,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     }
     warnings.extend((desired.driver.iter()).flat_map(|driver| driver.warnings.iter().cloned()));
     warnings.extend(toolkit_lacks);
+    warnings.extend(without_dcgm);
     warnings.extend(no_effect::warnings(&NoEffectInputs {
         config: &config,
         layers: inputs.layers,

@@ -95,8 +95,14 @@ pub(super) fn named_ours(files: &dyn Files) -> Result<Vec<Utf8PathBuf>, FilesErr
 }
 
 /// Modules that depend on the driver module and therefore load it. Debian packages load `nvidia-drm` at each boot, before the
-/// run starts.
-const DEPENDENT: [&str; 3] = ["nvidia-modeset", "nvidia-drm", "nvidia-peermem"];
+/// run starts, and `rdma.modules` loads the last three.
+const DEPENDENT: [&str; 5] = [
+    "nvidia-modeset",
+    "nvidia-drm",
+    "nvidia-peermem",
+    "gdrdrv",
+    "nvidia-fs",
+];
 
 /// Returns the change that prevents automatic loading of the modules and of their dependents. The run
 /// can still load them by name.
@@ -158,7 +164,9 @@ mod tests {
                 "nvidia-uvm",
                 "nvidia-drm",
                 "nvidia-modeset",
-                "nvidia-peermem"
+                "nvidia-peermem",
+                "gdrdrv",
+                "nvidia-fs"
             ]
         );
     }

@@ -60,6 +60,14 @@ pub fn is_in_own_namespaces(files: &dyn ReadFiles, pid: u32) -> Result<bool, Fil
     Ok(true)
 }
 
+/// Whether a process has exited. `false` if this is unknown.
+pub fn has_exited(files: &dyn ReadFiles, pid: u32) -> bool {
+    matches!(
+        files.exists(Utf8Path::new(&format!("/proc/{pid}"))),
+        Ok(false)
+    )
+}
+
 /// Returns the target of a symlink in `/proc`. `None` if the process has exited or permission is
 /// denied.
 ///
@@ -70,18 +78,12 @@ pub fn link_of(
     pid: u32,
     path: &str,
 ) -> Result<Option<Utf8PathBuf>, FilesError> {
-    let has_ended = || {
-        matches!(
-            files.exists(Utf8Path::new(&format!("/proc/{pid}"))),
-            Ok(false)
-        )
-    };
     match files.stat(Utf8Path::new(path)) {
         Ok(stat) => Ok(stat.and_then(|stat| match stat.kind {
             FileKind::Link(target) => Some(target),
             _ => None,
         })),
-        Err(error) if error.is_denied() || has_ended() => Ok(None),
+        Err(error) if error.is_denied() || has_exited(files, pid) => Ok(None),
         Err(error) => Err(error),
     }
 }

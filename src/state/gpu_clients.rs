@@ -7,7 +7,7 @@ use camino::Utf8Path;
 
 use crate::host::{
     FilesError, Host,
-    system::{DELETED, link_of, program_of},
+    system::{DELETED, has_exited, link_of, program_of},
 };
 
 /// The prefix of the NVIDIA device nodes.
@@ -113,7 +113,7 @@ pub fn gpu_clients(host: &Host, of: ClientsOf<'_>) -> Result<Vec<GpuClient>, Fil
         let program = program_of(&*host.files, pid)?;
         let cgroup = format!("/proc/{pid}/cgroup");
         let cgroup = match host.files.read_lossy(Utf8Path::new(&cgroup)) {
-            Err(_) if has_exited(host, pid) => continue,
+            Err(_) if has_exited(&*host.files, pid) => continue,
             read => read?.unwrap_or_default(),
         };
         let kind = (PROGRAMS.iter()).find(|(name, _)| program.as_deref() == Some(*name));
@@ -135,7 +135,7 @@ pub fn gpu_clients(host: &Host, of: ClientsOf<'_>) -> Result<Vec<GpuClient>, Fil
 fn uses_gpu(host: &Host, pid: u32, of: ClientsOf<'_>) -> Result<bool, FilesError> {
     let directory = format!("/proc/{pid}/fd");
     let numbers = match host.files.list(Utf8Path::new(&directory)) {
-        Err(_) if has_exited(host, pid) => return Ok(false),
+        Err(_) if has_exited(&*host.files, pid) => return Ok(false),
         listed => listed?,
     };
     for number in numbers {
@@ -146,11 +146,6 @@ fn uses_gpu(host: &Host, pid: u32, of: ClientsOf<'_>) -> Result<bool, FilesError
         }
     }
     Ok(false)
-}
-
-fn has_exited(host: &Host, pid: u32) -> bool {
-    let directory = format!("/proc/{pid}");
-    matches!(host.files.exists(Utf8Path::new(&directory)), Ok(false))
 }
 
 /// Returns the service in a line such as `0::/system.slice/nvidia-dcgm.service` of `/proc/PID/cgroup`, cgroups(7).

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::Desired,
+    config::desired::{Desired, PackageSpec},
     facts::Facts,
     state::Ours,
     step::{Assessment, Cx, Step, StepError},
@@ -26,7 +26,20 @@ pub(super) fn packages_step() -> Step {
     Step::new(DCGM_PACKAGES, |cx| Box::pin(assess_packages(cx)))
         .after([REPOSITORIES])
         .locks([Lock::Packages])
-        .wants(|_, desired| desired.driver.is_none() || desired.dcgm.is_some())
+        .wants(|change, desired| match &desired.dcgm {
+            Some(spec) => is_wanted(change, &spec.packages),
+            None => desired.driver.is_none(),
+        })
+}
+
+/// Whether all DCGM packages of a change are configured. The transaction may also contain packages of other steps.
+fn is_wanted(change: &Change, wanted: &[PackageSpec]) -> bool {
+    let Change::InstallPackages { packages, .. } = change else {
+        return true;
+    };
+    (packages.iter())
+        .filter(|spec| spec.name.starts_with(dcgm::PACKAGES))
+        .all(|spec| wanted.iter().any(|one| one.name == spec.name))
 }
 
 /// The `dcgm.service` step.
@@ -312,6 +325,27 @@ mod tests {
             assert_eq!(wants(&of_engine, &settings), engine);
             assert_eq!(wants(&of_exporter, &settings), exporter);
         }
+    }
+
+    #[test]
+    fn packages_of_another_cuda_version_are_obsolete() {
+        let wants = packages_step().wants;
+        // The packages of several steps are installed in one transaction.
+        let with = |name: &str| Change::InstallPackages {
+            packages: specs(&["nvidia-driver-cuda", "datacenter-gpu-manager-4-core", name]),
+            removing: Vec::new(),
+            later: false,
+        };
+        for (name, is_wanted) in rows! {
+            "datacenter-gpu-manager-4-cuda13", true;
+            "nvidia-container-toolkit", true;
+            "datacenter-gpu-manager-4-cuda12", false;
+            "datacenter-gpu-manager-exporter", false;
+        } {
+            assert_eq!(wants(&with(name), &want(None)), is_wanted, "{name}");
+        }
+        assert!(wants(&Change::RefreshRepositories, &want(None)));
+        assert!(!wants(&Change::RefreshRepositories, &desired()));
     }
 
     #[test]

@@ -29,7 +29,17 @@ pub(super) fn step() -> Step {
     Step::new(RDMA_MODULES, |cx| Box::pin(assess(cx)))
         .after([DRIVER_MODULE])
         .locks([Lock::Modules])
-        .wants(|_, desired| desired.driver.is_none() || !desired.settings.rdma.modules.is_empty())
+        .wants(|change, desired| {
+            desired.driver.is_none() || is_wanted(change, &desired.settings.rdma.modules)
+        })
+}
+
+/// Whether a change belongs to the configured modules.
+fn is_wanted(change: &Change, modules: &[RdmaModule]) -> bool {
+    match change {
+        Change::LoadModule { module } => modules.iter().any(|one| one.name() == module),
+        _ => !modules.is_empty(),
+    }
 }
 
 /// Returns the configured modules in the order in which they are loaded.
@@ -140,6 +150,13 @@ fn decide(state: &RdmaState, desired: &Desired, facts: &Facts) -> Assessment {
     let lines: Vec<&str> = modules.iter().map(|module| module.name()).collect();
     let content = format!("{HEADER}{}\n", lines.join("\n"));
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
+    if !desired.image && !state.not_loaded.is_empty() {
+        // A module that cannot be loaded now is not loaded at every boot either, so the file is written last.
+        whys.push(format!("{} not loaded", names(&state.not_loaded)));
+        changes.extend((state.not_loaded.iter()).map(|module| Change::LoadModule {
+            module: module.name().to_owned(),
+        }));
+    }
     if state.content.as_ref() != Some(&content) {
         whys.push(match &state.content {
             None => format!("`{PATH}` is missing"),
@@ -164,12 +181,6 @@ fn decide(state: &RdmaState, desired: &Desired, facts: &Facts) -> Assessment {
                 origin(*module)
             ),
         );
-    }
-    if !state.not_loaded.is_empty() {
-        whys.push(format!("{} not loaded", names(&state.not_loaded)));
-        changes.extend((state.not_loaded.iter()).map(|module| Change::LoadModule {
-            module: module.name().to_owned(),
-        }));
     }
     if !changes.is_empty() {
         if state.driver.is_none() {
@@ -229,7 +240,8 @@ mod tests {
             })
             .collect();
         assert_eq!(loads, ["efa", "nvidia-peermem", "gdrdrv"]);
-        let Some(Change::WriteFile { content, .. }) = changes.first() else {
+        // The last change, so that a module that cannot be loaded leaves no file.
+        let Some(Change::WriteFile { content, .. }) = changes.last() else {
             panic!("{changes:?}");
         };
         assert!(
@@ -255,6 +267,12 @@ mod tests {
                 .iter()
                 .all(|change| !(step().wants)(change, &desired()))
         );
+        // A module that is no longer in the list is unloaded. The others and the file stay.
+        let fewer = self::want(&[Efa, NvidiaPeermem]);
+        let wanted: Vec<bool> = (changes.iter())
+            .map(|change| (step().wants)(change, &fewer))
+            .collect();
+        assert_eq!(wanted, [true, true, false, true]);
     }
 
     #[test]

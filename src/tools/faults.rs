@@ -156,6 +156,9 @@ mod tests {
             "modprobe: ERROR: could not insert 'nvidia': Exec format error", "module-kernel";
             "modprobe: ERROR: could not insert 'nvidia_current': No such device",
                 "module-no-device";
+            "modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument",
+                "module-without-peer-memory";
+            "modprobe: ERROR: could not insert 'nvidia': Invalid argument", "module-failed";
             "modprobe: FATAL: Module nouveau is in use.", "module-in-use";
             "modprobe: FATAL: something else", "module-failed";
         } {

@@ -501,6 +501,12 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
         files.put_device("/dev/nvidia-uvm-tools", 510, 1);
     }
     if module == "nvidia_peermem" {
+        if state.faults.no_peer_memory {
+            return failed(
+                1,
+                format!("modprobe: ERROR: could not insert '{module}': Invalid argument\n"),
+            );
+        }
         now.push("nvidia_peermem".to_owned());
         files.put("/sys/module/nvidia_peermem/refcnt", "0\n");
         files.put("/sys/module/nvidia_peermem/version", format!("{version}\n"));

@@ -34,6 +34,8 @@ pub struct Faults {
     pub modprobe: Option<String>,
     /// Version prefix of drivers that the kernel rejects.
     pub bad_driver: Option<String>,
+    /// The RDMA stack has no peer memory.
+    pub no_peer_memory: bool,
     /// A file that another program writes while packages are configured.
     pub beside: Option<String>,
     /// The behavior of NVML: `hung`, `no-devices`, `failed`, `mismatch`.

@@ -163,6 +163,38 @@ async fn install_asking(rig: &Rig, facts: Facts) -> Result<RunReport, EngineErro
     report
 }
 
+/// DCGM is only in the repository of the new driver, which the previous driver does not use.
+#[test]
+fn rollback_is_possible_with_dcgm() {
+    let host = validated().fakes.host();
+    let set = [
+        "driver.source=nvidia",
+        "driver.branch=580",
+        "dcgm.enabled=true",
+    ];
+    let question = Question {
+        ask: SettingsRequest {
+            set: set.map(str::to_owned).to_vec(),
+            ..SettingsRequest::default()
+        },
+        files: host.files.clone(),
+        named: host.files,
+        facts: Arc::new(fixtures::debian()),
+        matrix: fixtures::matrix(),
+    };
+    let resolution = question.resolve().unwrap();
+    assert!(resolution.desired.dcgm.is_some());
+    let without = |warnings: &[String]| {
+        let mut lines = warnings.iter();
+        lines.any(|line| line.contains("restored without DCGM"))
+    };
+    assert!(!without(&resolution.warnings));
+    let previous = ["driver.source=distribution", "driver.branch=535"];
+    let resolution = question.with_driver(&previous.map(str::to_owned)).unwrap();
+    assert_eq!(resolution.desired.dcgm, None);
+    assert!(without(&resolution.warnings), "{:?}", resolution.warnings);
+}
+
 #[tokio::test]
 async fn install_continues_a_rollback_in_its_own_run() {
     let mut rig = validated();
