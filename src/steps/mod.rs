@@ -147,8 +147,13 @@ pub const CHECK_TIMER: StepId = StepId::new("check.timer");
 /// A timer that starts upgrades in the maintenance window.
 pub const UPGRADE_TIMER: StepId = StepId::new("upgrade.timer");
 
-/// The steps after which the driver serves the GPUs.
-const DRIVER_RUNS: [StepId; 3] = [DRIVER_MODULE, DRIVER_PERSISTENCE, DRIVER_FABRIC];
+/// The steps after which the driver serves the GPUs. IMEX is only restarted while no program uses a GPU, so it is before validation.
+const DRIVER_RUNS: [StepId; 4] = [
+    DRIVER_MODULE,
+    DRIVER_PERSISTENCE,
+    DRIVER_FABRIC,
+    FABRIC_IMEX,
+];
 
 /// The steps that change the devices for programs: the layout of the GPUs, and the device nodes.
 const PROGRAM_DEVICES: [StepId; 2] = [DRIVER_MIG, DRIVER_NODES];

@@ -166,7 +166,10 @@ async fn install_asking(rig: &Rig, facts: Facts) -> Result<RunReport, EngineErro
 /// DCGM is only in the repository of the new driver, which the previous driver does not use.
 #[test]
 fn rollback_is_possible_with_dcgm() {
-    let host = validated().fakes.host();
+    let rig = validated();
+    let archive = "deb http://archive.example.org/debian bookworm main\n";
+    rig.fakes.files.put("/etc/apt/sources.list", archive);
+    let host = rig.fakes.host();
     let set = [
         "driver.source=nvidia",
         "driver.branch=580",
