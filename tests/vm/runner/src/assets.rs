@@ -12,6 +12,7 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::bed::Bed;
 use crate::out::timed;
+use crate::real::{Contents, REAL};
 use crate::repo::PORT;
 use crate::repo::rpm::Served;
 use crate::repo::rpm::table::Rpms;
@@ -59,6 +60,8 @@ pub struct Assets {
     served: BTreeMap<String, Served>,
     /// Repositories for simulated Ubuntu machines, by root filesystem.
     ubuntu: BTreeMap<String, repo::Repositories>,
+    /// Repositories with real contents for simulated AlmaLinux machines, by root filesystem.
+    real: BTreeMap<String, repo::Repositories>,
     /// Repositories for machines next to a control plane, by root filesystem.
     clusters: BTreeMap<String, repo::Repositories>,
     /// Directories of the Kubernetes programs, the programs that run pods, and the fake agent, if a machine is next to
@@ -78,6 +81,9 @@ impl Assets {
     /// The repositories for machines of a root filesystem. With `cluster`, for machines next to a control plane.
     pub fn repositories(&self, root: &str, cluster: bool) -> &repo::Repositories {
         if let Some(repositories) = self.clusters.get(root).filter(|_| cluster) {
+            return repositories;
+        }
+        if let Some(repositories) = self.real.get(root) {
             return repositories;
         }
         match (self.served.get(root), self.ubuntu.get(root)) {
@@ -152,17 +158,45 @@ pub fn prepare(
             let repositories = timed("signed repositories of fake packages", || {
                 repo::build(bed, &packages, &toolkit, None, &mirror)
             })?;
+            let mut real = BTreeMap::new();
+            for (name, number) in &numbers {
+                let Some(table) = machines.real.get(name) else {
+                    continue;
+                };
+                let (number, _) = almalinux::release(number);
+                let contents = Contents::load(&bed.here(table))?;
+                let one = timed(&format!("repository `{REAL}` for {name}"), || {
+                    let tree = contents.unpack(bed, &mirror)?;
+                    let table = contents.rpms(&rpms, &tree)?;
+                    let served: &Served = &served[number];
+                    // Adds a repository to those of the release, here without Kubernetes.
+                    let sources = (&*toolkit, &*tree);
+                    repo::rpm::with_kubernetes(bed, (&table, number), &served.repositories, sources)
+                })?;
+                real.insert(name.clone(), one);
+            }
             let (mut ubuntu, mut ubuntu_packages) = (BTreeMap::new(), BTreeMap::new());
             for (name, row) in &ubuntus {
                 let files: Vec<PathBuf> = row.packages.iter().map(|name| bed.here(name)).collect();
-                let packages = Packages::load(&files)?;
+                let mut packages = Packages::load(&files)?;
+                let tree = match machines.real.get(*name) {
+                    Some(table) => {
+                        let contents = Contents::load(&bed.here(table))?;
+                        let tree = timed("files of Debian's driver packages", || {
+                            contents.unpack(bed, &mirror)
+                        })?;
+                        packages = contents.debs(packages, &tree)?;
+                        Some(tree)
+                    }
+                    None => None,
+                };
                 let one = timed(&format!("the same for {name}"), || {
-                    repo::build(bed, &packages, &toolkit, None, &mirror)
+                    repo::build(bed, &packages, &toolkit, tree.as_deref(), &mirror)
                 })?;
                 ubuntu.insert((*name).clone(), one);
                 ubuntu_packages.insert((*name).clone(), packages);
             }
-            anyhow::Ok((toolkit, repositories, served, (ubuntu, ubuntu_packages)))
+            anyhow::Ok((toolkit, repositories, (served, real), (ubuntu, ubuntu_packages)))
         });
         let compiled = scope.spawn(|| match program {
             Some(program) => timed("gpu-bootstrap and the fake libraries, compiled", || {
@@ -215,7 +249,7 @@ pub fn prepare(
             roots.insert(name.clone(), disk);
         }
         let joined = |_| anyhow!("a part of the preparation panicked");
-        let (toolkit, repositories, served, (ubuntu, ubuntu_packages)) =
+        let (toolkit, repositories, (served, real), (ubuntu, ubuntu_packages)) =
             repositories.join().map_err(joined)??;
         for (name, number) in &numbers {
             let spec = machines.root(name)?;
@@ -264,6 +298,7 @@ pub fn prepare(
             modules: carried,
             repositories,
             ubuntu,
+            real,
             clusters,
             kubernetes,
             served: (numbers.iter())

@@ -35,6 +35,7 @@ mod pods;
 mod power;
 mod qemu;
 mod queue;
+mod real;
 mod record;
 mod release;
 mod repo;
