@@ -196,7 +196,12 @@ pub fn prepare(
                 ubuntu.insert((*name).clone(), one);
                 ubuntu_packages.insert((*name).clone(), packages);
             }
-            anyhow::Ok((toolkit, repositories, (served, real), (ubuntu, ubuntu_packages)))
+            anyhow::Ok((
+                toolkit,
+                repositories,
+                (served, real),
+                (ubuntu, ubuntu_packages),
+            ))
         });
         let compiled = scope.spawn(|| match program {
             Some(program) => timed("gpu-bootstrap and the fake libraries, compiled", || {

@@ -10,15 +10,13 @@ use clap::ValueEnum;
 use serde::Deserialize;
 
 use crate::cluster::{Behaviour, Wish};
+use crate::machine::ROOMY;
 use crate::net;
 use crate::serve::Serving;
 use crate::tables::{MachineSpec, Machines};
 
 /// The configuration that `--on` replaces with the configuration of the other machine.
 const DEFAULT_CONFIG: &str = "debian-12.toml";
-
-/// Mebibytes of a disk that no case fills; only written data uses space.
-const ROOMY: u64 = 16 << 10;
 
 /// The whole table.
 #[derive(Clone, Debug, Deserialize)]
@@ -184,8 +182,12 @@ pub struct Step {
     /// Text that the console must have printed by the end of the step, since the machine was turned on.
     #[serde(default)]
     pub console: Vec<String>,
-    /// `vm bench` reports its duration under this name. Steps with the same name are added up.
-    pub measure: Option<String>,
+    /// `vm bench` reports its duration under each of these names. Steps with the same name are added up.
+    #[serde(default)]
+    pub measure: Vec<String>,
+    /// Its standard output is the document of `status --timing --format json` of the method with this name in `measure`,
+    /// or a document with the same keys.
+    pub timing_of: Option<String>,
     /// Prints its output while it runs.
     #[serde(default)]
     pub show: bool,
@@ -243,6 +245,7 @@ impl Step {
     pub fn is_read(&self) -> bool {
         !(self.stdout.is_empty() && self.stderr.is_empty())
             || self.did.is_some()
+            || self.timing_of.is_some()
             || self.reads_document()
     }
 
@@ -272,6 +275,7 @@ impl Step {
             ("`stdout`", !self.stdout.is_empty(), run),
             ("`stderr`", !self.stderr.is_empty(), run),
             ("`did`", self.did.is_some(), run),
+            ("`timing-of`", self.timing_of.is_some(), run && self.background.is_none()),
             // The events of an install are not one document.
             (
                 "its expectations of a document (`json`, `null`, `count`, `fails`, `fails-with`, `save`, `did-nothing`)",

@@ -68,7 +68,9 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::assets::{Program, Wanted};
 use crate::bed::Bed;
+use crate::bench::{Results, Setting};
 use crate::cases::{Case, Tier};
+use crate::machine::Changes;
 use crate::queue::Queue;
 use crate::run::{Outcome, Stage};
 use crate::tables::{Kind, Machines};
@@ -162,12 +164,15 @@ struct Rounds {
     /// Program that machines run [default: the one compiled from this source, without optimization]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// Rate of each machine's link in `tc` syntax, such as `200mbit` [default: not limited]
+    /// Rate of each machine's link in `tc` syntax, such as `200mbit` [default: not limited]; can be repeated
     #[arg(long, value_name = "RATE")]
-    link: Option<String>,
-    /// Also draw the medians into this file
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    link: Vec<String>,
+    /// Where the disks of the machines are [default: memory]; can be repeated
+    #[arg(long, value_enum)]
+    disk: Vec<Changes>,
+    /// Also draw a chart for each question into this directory
+    #[arg(long, value_name = "FOLDER")]
+    charts: Option<PathBuf>,
 }
 
 /// Options of `vm test`.
@@ -413,6 +418,7 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
         keep,
         at_once: 1,
         link: None,
+        changes: Changes::default(),
     };
     let outcome = run::run(&stage, case);
     let mut rows = step_rows(&outcome);
@@ -430,43 +436,61 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
     }
 }
 
-/// Runs the cases sequentially, several times, with no other case in parallel. A failed case stops the benchmark,
-/// because the duration of a broken node is meaningless.
+/// Runs the cases sequentially, several times in each setting, with no other case in parallel. The settings alternate, so
+/// that changes of the host's speed affect all of them. A failed case stops the benchmark, because the duration of a
+/// broken node is meaningless.
 fn bench(bed: &Bed, machines: &Machines, cases: &[&Case], rounds: &Rounds) -> Result<ExitCode> {
     let program = (rounds.program.as_ref()).map_or(Program::Compiled, |file| Program::Given(file));
     let assets = assets::prepare(bed, machines, &wanted(machines, cases)?, Some(program))?;
-    let stage = Stage {
-        bed,
-        machines,
-        assets: &assets,
-        tell: true,
-        keep: false,
-        at_once: 1,
-        link: rounds.link.as_deref(),
-    };
-    let mut results = bench::Results::default();
+    let processors = thread::available_parallelism().context("cannot count the CPUs")?;
+    let processors = u32::try_from(processors.get()).context("so many CPUs are not usual")?;
+    let mut all: Vec<(Setting, Results)> = Setting::all(&rounds.link, &rounds.disk)
+        .into_iter()
+        .map(|setting| (setting, Results::of_machines(processors)))
+        .collect();
     for _ in 0..rounds.runs {
-        for case in cases {
-            let outcome = one(&stage, case);
-            if outcome.error.is_some() {
-                return Ok(ExitCode::FAILURE);
+        for (setting, results) in &mut all {
+            let stage = Stage {
+                bed,
+                machines,
+                assets: &assets,
+                tell: true,
+                keep: false,
+                at_once: 1,
+                link: setting.link.as_deref(),
+                changes: setting.changes,
+            };
+            for case in cases {
+                let outcome = one(&stage, case);
+                if outcome.error.is_some() {
+                    return Ok(ExitCode::FAILURE);
+                }
+                let (mut measured, mut timings) = (Vec::new(), Vec::new());
+                for row in outcome.rows {
+                    measured.extend(row.measured);
+                    timings.extend(row.timing);
+                }
+                results.add(&measured, &timings);
             }
-            let measured: Vec<_> = outcome
-                .rows
-                .into_iter()
-                .filter_map(|row| row.measured)
-                .collect();
-            results.add(&measured);
         }
     }
-    let link = match &rounds.link {
-        Some(rate) => format!("each machine has a link of {rate}"),
-        None => "the machines' links are not limited".into(),
-    };
-    out::say(format!("\n{link}\n{}", out::table(&results.rows())));
-    if let Some(file) = &rounds.svg {
-        let picture = results.svg(&link);
-        fs::write(file, picture).with_context(|| format!("cannot write {}", file.display()))?;
+    for (setting, results) in &all {
+        out::say(format!(
+            "\n{processors} CPUs, {setting}\n{}",
+            out::table(&results.rows())
+        ));
+    }
+    if let Some(directory) = &rounds.charts {
+        fs::create_dir_all(directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
+        for chart in all
+            .iter()
+            .flat_map(|(setting, results)| results.charts(setting))
+        {
+            let file = directory.join(chart.file());
+            fs::write(&file, chart.svg())
+                .with_context(|| format!("cannot write {}", file.display()))?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -517,6 +541,7 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
         at_once: u32::try_from(workers + waiters.min(1))
             .context("so many cases cannot run at once")?,
         link: None,
+        changes: Changes::default(),
     };
     let queues = [
         (workers, queue(machines, works)?),

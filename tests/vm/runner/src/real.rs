@@ -92,7 +92,10 @@ impl Contents {
 
     /// Returns the directory with the unpacked Debian packages of all tables with the same packages.
     pub fn unpack(&self, bed: &Bed, mirror: &Mirror) -> Result<PathBuf> {
-        let archive = format!("deb [signed-by={KEYRING}] {} {SUITE} {COMPONENTS}", mirror.main);
+        let archive = format!(
+            "deb [signed-by={KEYRING}] {} {SUITE} {COMPONENTS}",
+            mirror.main
+        );
         let recipe = format!("{archive}\n{}", self.debian.join("\n"));
         let dir = bed.cached("real-files", &recipe, None, |dir| {
             Cmd::new([
@@ -200,7 +203,10 @@ impl Contents {
     }
 
     fn names(&self) -> BTreeSet<&str> {
-        self.contents.iter().map(|one| one.package.as_str()).collect()
+        self.contents
+            .iter()
+            .map(|one| one.package.as_str())
+            .collect()
     }
 
     /// The content of a package in a version.
@@ -249,7 +255,9 @@ impl Content {
             placed.files.insert(format!("{libraries}/{name}"), real);
         }
         for (path, pattern) in &self.files {
-            placed.files.insert(fill(path, values)?, find(tree, pattern)?);
+            placed
+                .files
+                .insert(fill(path, values)?, find(tree, pattern)?);
         }
         for (path, pattern) in &self.trees {
             let from = find(tree, pattern)?;
@@ -308,7 +316,9 @@ fn walk(tree: &Path, from: &str, to: &str, placed: &mut Placed) -> Result<()> {
             walk(tree, &from, &to, placed)?;
         } else if kind.is_symlink() {
             let target = fs::read_link(entry.path()).context("cannot read a link")?;
-            placed.links.insert(to, target.to_string_lossy().into_owned());
+            placed
+                .links
+                .insert(to, target.to_string_lossy().into_owned());
         } else {
             placed.files.insert(to, from);
         }
@@ -340,7 +350,10 @@ mod tests {
                 put(&format!("{LIBRARIES}/{DRIVER}/{stem}.so.*"));
             }
             content.files.values().for_each(|path| put(path));
-            content.trees.values().for_each(|path| put(&format!("{path}/below/file")));
+            content
+                .trees
+                .values()
+                .for_each(|path| put(&format!("{path}/below/file")));
         }
         dir
     }
@@ -386,8 +399,7 @@ mod tests {
         let compute = of("libnvidia-compute-{{branch}}-server");
         assert_eq!(compute.versions, ["580.173.02-0ubuntu0.24.04.1"]);
         assert!(
-            (compute.from_programs)
-                .contains_key("usr/lib/x86_64-linux-gnu/libcuda.so.580.173.02")
+            (compute.from_programs).contains_key("usr/lib/x86_64-linux-gnu/libcuda.so.580.173.02")
         );
         assert!(compute.libraries.is_empty());
         let triggers = compute.files["DEBIAN/triggers"].text.as_deref();
@@ -419,10 +431,8 @@ mod tests {
 
     #[test]
     fn content_of_unknown_package_is_rejected() {
-        let contents: Contents = toml::from_str(
-            "debian = []\n[[content]]\npackage = 'nothing'\nsource = ''",
-        )
-        .unwrap();
+        let contents: Contents =
+            toml::from_str("debian = []\n[[content]]\npackage = 'nothing'\nsource = ''").unwrap();
         let table = Rpms::load(&here().join("rpms")).unwrap();
         let error = contents.rpms(&table, Path::new("/")).unwrap_err();
         assert!(error.to_string().contains("`nothing`"), "{error:#}");
