@@ -148,8 +148,12 @@ impl Results {
 
     /// A chart for each question: each group as measured, and computed with more CPUs if that changes something.
     pub fn charts(&self, setting: &Setting) -> Vec<Chart> {
-        let mut groups: Vec<&str> = self.methods.iter().map(Method::group).collect();
-        groups.dedup();
+        let mut groups: Vec<&str> = Vec::new();
+        for group in self.methods.iter().map(Method::group) {
+            if !groups.contains(&group) {
+                groups.push(group);
+            }
+        }
         let mut charts = Vec::new();
         for group in groups {
             let of_group = || self.methods.iter().filter(|method| method.group() == group);
@@ -185,13 +189,13 @@ impl Method {
     fn group(&self) -> &str {
         self.name
             .split_once(": ")
-            .map_or(&self.name, |(group, _)| group)
+            .map_or(self.name.as_str(), |(group, _)| group)
     }
 
     fn method(&self) -> &str {
         self.name
             .split_once(": ")
-            .map_or(&self.name, |(_, method)| method)
+            .map_or(self.name.as_str(), |(_, method)| method)
     }
 
     /// Whether it is a method of gpu-bootstrap.

@@ -20,12 +20,12 @@ impl Setting {
             false => links.iter().cloned().map(Some).collect(),
         };
         let disks = match disks.is_empty() {
-            true => &[Changes::Memory],
-            false => disks,
+            true => vec![Changes::default()],
+            false => disks.to_vec(),
         };
         (links.iter())
             .flat_map(|link| {
-                disks.iter().map(|changes| Setting {
+                disks.iter().map(move |changes| Setting {
                     link: link.clone(),
                     changes: *changes,
                 })
