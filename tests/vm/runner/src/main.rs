@@ -164,6 +164,9 @@ struct Rounds {
     /// Program that machines run [default: the one compiled from this source, without optimization]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
+    /// An earlier version of the program, which is also measured
+    #[arg(long, value_name = "FILE")]
+    before: Option<PathBuf>,
     /// Rate of each machine's link in `tc` syntax, such as `200mbit` [default: not limited]; can be repeated
     #[arg(long, value_name = "RATE")]
     link: Vec<String>,
@@ -419,6 +422,7 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
         at_once: 1,
         link: None,
         changes: Changes::default(),
+        program: None,
     };
     let outcome = run::run(&stage, case);
     let mut rows = step_rows(&outcome);
@@ -448,29 +452,36 @@ fn bench(bed: &Bed, machines: &Machines, cases: &[&Case], rounds: &Rounds) -> Re
         .into_iter()
         .map(|setting| (setting, Results::of_machines(processors)))
         .collect();
+    let mut programs = vec![(None, "")];
+    programs.extend(
+        rounds
+            .before
+            .as_deref()
+            .map(|file| (Some(file), bench::BEFORE)),
+    );
     for _ in 0..rounds.runs {
         for (setting, results) in &mut all {
-            let stage = Stage {
-                bed,
-                machines,
-                assets: &assets,
-                tell: true,
-                keep: false,
-                at_once: 1,
-                link: setting.link.as_deref(),
-                changes: setting.changes,
-            };
-            for case in cases {
-                let outcome = one(&stage, case);
-                if outcome.error.is_some() {
-                    return Ok(ExitCode::FAILURE);
+            for (program, suffix) in &programs {
+                let stage = Stage {
+                    bed,
+                    machines,
+                    assets: &assets,
+                    tell: true,
+                    keep: false,
+                    at_once: 1,
+                    link: setting.link.as_deref(),
+                    changes: setting.changes,
+                    program: *program,
+                };
+                // Without a configuration a case does not use gpu-bootstrap.
+                let used = |case: &&&Case| program.is_none() || case.config.is_some();
+                for case in cases.iter().filter(used) {
+                    let outcome = one(&stage, case);
+                    if outcome.error.is_some() {
+                        return Ok(ExitCode::FAILURE);
+                    }
+                    results.add(outcome.rows, suffix);
                 }
-                let (mut measured, mut timings) = (Vec::new(), Vec::new());
-                for row in outcome.rows {
-                    measured.extend(row.measured);
-                    timings.extend(row.timing);
-                }
-                results.add(&measured, &timings);
             }
         }
     }
@@ -542,6 +553,7 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
             .context("so many cases cannot run at once")?,
         link: None,
         changes: Changes::default(),
+        program: None,
     };
     let queues = [
         (workers, queue(machines, works)?),

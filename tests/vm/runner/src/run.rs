@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::IsTerminal;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -37,6 +38,8 @@ pub struct Stage<'a> {
     pub link: Option<&'a str>,
     /// Where the changes of containers are.
     pub changes: Changes,
+    /// The program of the machines, if it is not the one in `assets`.
+    pub program: Option<&'a Path>,
 }
 
 impl Stage<'_> {
@@ -172,7 +175,8 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
     simulation::equip(&machine.root())?;
     simulation::firmware(&machine.root(), &spec.dmi)?;
     if !case.downloads_program {
-        machine.put(&stage.assets.product, "/usr/local/bin/gpu-bootstrap")?;
+        let program = stage.program.unwrap_or(&stage.assets.product);
+        machine.put(program, "/usr/local/bin/gpu-bootstrap")?;
     }
     if let Some(directory) = (stage.assets.packages.as_ref()).filter(|_| case.release_packages) {
         let rpm = stage.assets.served(&spec.root).is_some();

@@ -9,10 +9,17 @@ use std::time::Duration;
 pub use self::chart::Chart;
 pub use self::setting::Setting;
 pub use self::timing::Timing;
-use crate::{machine::Used, run::Measured};
+use crate::machine::Used;
+use crate::run::{Measured, Row};
 
 /// The numbers of CPUs for which a duration is computed from the measured steps.
 const MODELED: [u32; 2] = [8, 64];
+
+/// The end of the names of methods with an earlier version of gpu-bootstrap.
+pub const BEFORE: &str = ", earlier version";
+
+/// Parts of the names of the methods that are not ours or not current.
+const OTHERS: [&str; 3] = ["guides", "Ansible", BEFORE];
 
 /// Measurements of methods, in the order of their first occurrence.
 pub struct Results {
@@ -55,29 +62,29 @@ impl Results {
         }
     }
 
-    /// Adds the measurements of one run of a case, and the steps of its methods. Measurements with the same name are
-    /// added up, except memory, where the maximum counts.
-    pub fn add(&mut self, measured: &[Measured], timings: &[(String, Timing)]) {
-        let mut sums: Vec<Measured> = Vec::new();
-        for one in measured {
-            match sums.iter_mut().find(|sum| sum.name == one.name) {
-                Some(sum) => {
-                    sum.wall += one.wall;
-                    sum.used = sum.used.and(one.used);
-                    sum.memory = sum.memory.max(one.memory);
+    /// Adds the measurements of one run of a case, with this suffix of their names. Those with the same name are added up,
+    /// except memory, where the maximum counts.
+    pub fn add(&mut self, rows: Vec<Row>, suffix: &str) {
+        let (mut sums, mut timings) = (Vec::<Measured>::new(), Vec::new());
+        for row in rows {
+            timings.extend(row.timing);
+            for one in row.measured {
+                match sums.iter_mut().find(|sum| sum.name == one.name) {
+                    Some(sum) => {
+                        sum.wall += one.wall;
+                        sum.used = sum.used.and(one.used);
+                        sum.memory = sum.memory.max(one.memory);
+                    }
+                    None => sums.push(one),
                 }
-                None => sums.push(one.clone()),
             }
         }
-        for sum in sums {
-            let name = sum.name.clone();
+        for measured in sums {
             let timing = (timings.iter())
-                .find(|(of, _)| *of == name)
+                .find(|(of, _)| *of == measured.name)
                 .map(|(_, timing)| timing.clone());
-            let run = Run {
-                measured: sum,
-                timing,
-            };
+            let name = format!("{}{suffix}", measured.name);
+            let run = Run { measured, timing };
             match self.methods.iter_mut().find(|method| method.name == name) {
                 Some(method) => method.runs.push(run),
                 None => self.methods.push(Method {
@@ -198,11 +205,9 @@ impl Method {
             .map_or(self.name.as_str(), |(_, method)| method)
     }
 
-    /// Whether it is a method of gpu-bootstrap.
+    /// Whether it is a method of this version of gpu-bootstrap.
     fn is_ours(&self) -> bool {
-        !["guides", "Ansible"]
-            .iter()
-            .any(|other| self.method().contains(other))
+        !OTHERS.iter().any(|other| self.method().contains(other))
     }
 
     /// The computed durations, if the steps of each run are known.
@@ -238,8 +243,8 @@ mod tests {
     use super::*;
     use crate::machine::Changes;
 
-    fn one(name: &str, wall: u64) -> Measured {
-        Measured {
+    fn row(name: &str, wall: u64, timing: Option<Timing>) -> Row {
+        let measured = Measured {
             name: name.to_owned(),
             wall: Duration::from_secs(wall),
             used: Used {
@@ -248,6 +253,13 @@ mod tests {
                 started: 30,
             },
             memory: 1_000_000 * wall,
+        };
+        Row {
+            title: String::new(),
+            took: Duration::ZERO,
+            measured: vec![measured],
+            timing: timing.map(|timing| (name.to_owned(), timing)),
+            result: String::new(),
         }
     }
 
@@ -269,14 +281,14 @@ mod tests {
     fn ratios_compare_medians_with_first_method() {
         let mut results = Results::of_machines(2);
         for (guides, install) in [(100, 50), (120, 20), (80, 40)] {
-            let timing = ("debian: guides".to_string(), compiled(64));
-            results.add(&[one("debian: guides", guides)], &[timing]);
-            let install = [
-                one("debian: install", install - 10),
-                one("debian: install", 10),
-                one("check: one GPU", 2),
+            let timing = Some(compiled(64));
+            results.add(vec![row("debian: guides", guides, timing)], "");
+            let install = vec![
+                row("debian: install", install - 10, None),
+                row("debian: install", 10, None),
+                row("check: one GPU", 2, None),
             ];
-            results.add(&install, &[]);
+            results.add(install, "");
         }
         let rows = results.rows();
         assert_eq!(
@@ -320,10 +332,11 @@ mod tests {
     #[test]
     fn each_question_has_its_chart() {
         let mut results = Results::of_machines(2);
-        let timing = ("debian: the guides' commands".to_string(), compiled(64));
-        results.add(&[one("debian: the guides' commands", 100)], &[timing]);
-        results.add(&[one("debian: install", 50)], &[]);
-        results.add(&[one("check: one GPU", 2)], &[]);
+        let timing = Some(compiled(64));
+        results.add(vec![row("debian: the guides' commands", 100, timing)], "");
+        results.add(vec![row("debian: install", 50, None)], "");
+        results.add(vec![row("debian: install", 60, None)], BEFORE);
+        results.add(vec![row("check: one GPU", 2, None)], "");
         let charts = results.charts(&setting());
         let files: Vec<String> = charts.iter().map(Chart::file).collect();
         assert_eq!(
@@ -336,7 +349,13 @@ mod tests {
             ]
         );
         // A method without known steps is not in a computed chart.
-        assert!(charts[0].svg().contains(">install</text>"));
+        let first = charts[0].svg();
+        assert!(first.contains(">install</text>"), "{first}");
+        assert!(
+            first.contains(">install, earlier version</text>"),
+            "{first}"
+        );
+        assert_eq!(first.matches("<rect class=\"ours\"").count(), 1);
         assert!(!charts[1].svg().contains(">install</text>"));
     }
 }
