@@ -45,7 +45,7 @@ struct Gpu {
 fn main() -> Result<(), Box<dyn Error>> {
     let repository = std::env::args_os()
         .nth(1)
-        .ok_or("give the folder of a clone of open-gpu-kernel-modules")?;
+        .ok_or("give the directory of a clone of open-gpu-kernel-modules")?;
     let mut releases: Vec<DriverVersion> = git(&repository, &["tag"])?
         .lines()
         .filter_map(|tag| tag.parse().ok())
