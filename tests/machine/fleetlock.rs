@@ -1,8 +1,8 @@
 //! A server with the FleetLock protocol, for the in-memory network and for HTTP on 127.0.0.1, and the client over real HTTP.
 //!
 //! No package registry has such a server, so it was written for these tests. On 2026-11-29, heathcliff26/fleetlock v1.11.4 (commit
-//! 674cc462, storage `sqlite`) responded to the requests of [`exchange`] with the same statuses and kinds. `make fleetlock` repeats
-//! this with a running server.
+//! 674cc462, storage `sqlite`) responded to acquire, a refused acquire (423 `all_slots_full`), and repeated acquire and release, sent
+//! with curl, with the same statuses and kinds.
 
 use std::{
     collections::BTreeSet,
@@ -198,13 +198,4 @@ fn client_acquires_repeats_and_releases_over_http() {
     let http = RealHttp::new(Arc::new(RealClock), Some(proxy));
     let refused = "the server returned 423 (all_slots_full: a sentence)";
     assert_eq!(exchange(&http, &url), [refused; 3]);
-}
-
-#[test]
-#[ignore = "requires a running server: make fleetlock"]
-fn running_server_follows_the_protocol() {
-    let url = std::env::var("FLEETLOCK").expect("FLEETLOCK=URL of a server");
-    let http = RealHttp::new(Arc::new(RealClock), None);
-    let refusals = exchange(&http, url.trim_end_matches('/'));
-    println!("{refusals:#?}");
 }

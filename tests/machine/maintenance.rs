@@ -456,8 +456,11 @@ fn without_power_in_its_drain() -> Machine {
     machine
 }
 
-/// The lock was acquired before and after the power loss, and then released, which may be repeated.
-fn assert_acquired_twice(machine: &Machine) {
+/// The upgrade has finished. The lock was acquired before and after the power loss, and then released, which may be repeated.
+fn assert_upgraded(machine: &Machine, ran: &Ran) {
+    assert_eq!(ran.exit, 0, "{}", told(ran));
+    assert!(driver(machine).starts_with("595."));
+    assert!(!is_cordoned(&machine.state));
     let requests = lock_requests(machine);
     let (acquired, released) = requests.split_at(2);
     assert_eq!(acquired, [LOCK, LOCK]);
@@ -471,12 +474,9 @@ fn drain_continues_when_the_api_server_responds_after_the_boot() {
     lock(&machine.state).faults.api_server = 60;
     // The module was not loaded again after the boot, so no other reboot is needed.
     let ran = resumed(&machine).expect("a resume unit");
-    assert_eq!(ran.exit, 0, "{}", told(&ran));
     assert_eq!(lock(&machine.state).faults.api_server, 0);
     assert_eq!(pods(&machine), [""; 0]);
-    assert!(driver(&machine).starts_with("595."));
-    assert!(!is_cordoned(&machine.state));
-    assert_acquired_twice(&machine);
+    assert_upgraded(&machine, &ran);
 }
 
 #[test]
@@ -501,10 +501,7 @@ fn interrupted_drain_keeps_the_lock_while_the_api_server_is_away() {
 
     lock(&machine.state).faults.api_server = 0;
     let ran = run(&machine, "upgrade", &[&AFTER[..], &["--reboot"]].concat());
-    assert_eq!(ran.exit, 0, "{}", told(&ran));
-    assert!(driver(&machine).starts_with("595."));
-    assert!(!is_cordoned(&machine.state));
-    assert_acquired_twice(&machine);
+    assert_upgraded(&machine, &ran);
 }
 
 #[test]
