@@ -50,7 +50,7 @@ impl Matrix {
         static ONCE: LazyLock<Result<Matrix, MatrixError>> = LazyLock::new(|| {
             let text = text::MATRIX.as_ref().map_err(Clone::clone);
             let read =
-                text.and_then(|text| toml::from_str(text).map_err(|error| error.to_string()));
+                text.and_then(|text| serde_json::from_str(text).map_err(|error| error.to_string()));
             read.map_err(|what| MatrixError {
                 file: "compat/cuda-driver-matrix.toml".to_owned(),
                 problems: vec![MatrixIssue { line: 1, what }],

@@ -30,7 +30,7 @@ pub fn beginning(text: &str, most: usize) -> String {
     }
 }
 
-/// The built-in matrix without comments, created by `build.rs`.
+/// The built-in matrix as JSON, created by `build.rs`.
 pub(crate) static MATRIX: LazyLock<Result<String, String>> = LazyLock::new(|| {
     let packed = &include_bytes!(concat!(env!("OUT_DIR"), "/matrix.deflate"))[..];
     let mut text = String::new();

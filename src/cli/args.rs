@@ -9,10 +9,7 @@ use clap::{
 };
 use clap_complete::Shell;
 
-use super::{
-    forms::{self, Form, Provider},
-    help,
-};
+use super::forms::{self, Form, Provider};
 use crate::{
     check,
     compat::{self, asked::DriverOrBranch},
@@ -34,8 +31,7 @@ use crate::{
     name = "gpu-bootstrap",
     version,
     max_term_width = 80,
-    arg_required_else_help = true,
-    after_long_help = help::of("")
+    arg_required_else_help = true
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -46,55 +42,38 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Check the machine and report problems; change nothing
-    #[command(after_long_help = help::of("check"))]
     Check(CheckArgs),
     /// Show what `install` would change, with diffs; change nothing
-    #[command(after_long_help = help::of("plan"))]
     Plan(PlanArgs),
     /// Install and configure everything in the configuration
-    #[command(after_long_help = help::of("install"))]
     Install(InstallArgs),
     /// Install on a node in use: take it out of service, install, validate, and return it
-    #[command(after_long_help = help::of("upgrade"))]
     Upgrade(UpgradeArgs),
     /// Undo all changes made by `install`
-    #[command(after_long_help = help::of("uninstall"))]
     Uninstall(UninstallArgs),
     /// Show the current run, the last run and a pending reboot
-    #[command(after_long_help = help::of("status"))]
     Status(StatusArgs),
     /// Write the package versions of this validated node to a lock file, for other nodes
-    #[command(after_long_help = help::of("lock"))]
     Lock(LockArgs),
     /// Show the detected facts
-    #[command(after_long_help = help::of("facts"))]
     Facts(FactsArgs),
     /// Describe a finding, setting, error number, exit code or log line, with its remedy
-    #[command(after_long_help = help::of("explain"))]
     Explain(ExplainArgs),
     /// Show which driver supports which GPU, CUDA version and kernel
-    #[command(after_long_help = help::of("compat"))]
     Compat(CompatArgs),
     /// Print all settings as a configuration file with every setting commented out
-    #[command(after_long_help = help::of("config"))]
     Config(ConfigArgs),
     /// Run a computation on every GPU, on the host or in a container; change nothing
-    #[command(after_long_help = help::of("probe"))]
     Probe(OutputArgs),
     /// Print user data for a type of node, with validated values
-    #[command(after_long_help = help::of("user-data"))]
     UserData(UserDataArgs),
     /// Write Kubernetes manifests for the settings of this node, such as the device plugin
-    #[command(after_long_help = help::of("manifests"))]
     Manifests(ManifestsArgs),
     /// Compare the `check` documents of many nodes, and list those that fail or differ
-    #[command(after_long_help = help::of("report"))]
     Report(ReportArgs),
     /// List and export kernel modules built by DKMS, for machines with the same kernel
-    #[command(after_long_help = help::of("modules"))]
     Modules(ModulesArgs),
     /// Print a shell completion script, for the shell's completion directory
-    #[command(after_long_help = help::of("completions"))]
     Completions(CompletionsArgs),
     /// Restore the runtime in a containerd configuration file that the provider has regenerated, before containerd starts
     #[command(hide = true)]
@@ -747,7 +726,7 @@ mod tests {
     use clap::{CommandFactory, Parser, error::ErrorKind};
 
     use super::Cli;
-    use crate::dkms::FETCH;
+    use crate::{cli::help, dkms::FETCH};
 
     #[test]
     fn command_definition_is_valid() {
@@ -776,7 +755,7 @@ mod tests {
 
     #[test]
     fn help_fits_a_terminal() {
-        let mut root = Cli::command();
+        let mut root = help::documented();
         let mut texts = vec![root.render_long_help().to_string()];
         for sub in root.get_subcommands_mut() {
             texts.push(sub.render_long_help().to_string());

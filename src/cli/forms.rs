@@ -183,7 +183,7 @@ fn read() -> Result<Vec<Form>, String> {
 }
 
 fn parsed<T: serde::de::DeserializeOwned>(name: &str, text: &str) -> Result<T, String> {
-    toml::from_str(text).map_err(|error| format!("{name}.toml: {error}"))
+    serde_json::from_str(text).map_err(|error| format!("{name}.toml: {error}"))
 }
 
 /// Adds the templates and the values to the forms of a file.

@@ -3,9 +3,10 @@
 
 use std::fmt::Write as _;
 
+use clap::{Command, CommandFactory as _};
 use textwrap::{Options, WordSplitter, wrap};
 
-use super::forms;
+use super::{args::Cli, forms};
 
 /// The width of the help.
 const WIDTH: usize = 78;
@@ -409,8 +410,19 @@ fn owned(rows: &[(&str, &str)]) -> Vec<(String, String)> {
     rows.iter().map(row).collect()
 }
 
-/// Returns the sections of a command as text for `--help`.
-pub(super) fn of(command: &str) -> String {
+/// Returns the command line with the sections of `--help`. They are not in [`Cli`], because they take longer to build than the
+/// rest of it, and each start builds it.
+pub(super) fn documented() -> Command {
+    Cli::command()
+        .after_long_help(of(""))
+        .mut_subcommands(|command| {
+            let text = of(command.get_name());
+            command.after_long_help(text)
+        })
+}
+
+/// Returns the sections of a command as text.
+fn of(command: &str) -> String {
     let mut text = String::new();
     for section in sections(command) {
         // Writing to a `String` cannot fail.
@@ -438,10 +450,10 @@ pub(super) fn of(command: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory as _, Parser as _};
+    use clap::Parser as _;
 
     use super::*;
-    use crate::{cli::args::Cli, exit::Exit};
+    use crate::exit::Exit;
 
     #[test]
     fn every_visible_command_has_examples_that_are_valid() {

@@ -35,7 +35,7 @@ mod viewers;
 
 use std::{ffi::OsString, io::Write as _};
 
-use clap::Parser;
+use clap::{Parser, error::ErrorKind};
 
 pub use env::{Console, Env, Sink};
 pub use failure::Failure;
@@ -59,8 +59,12 @@ pub async fn run(args: Vec<OsString>, host: &Host, env: &Env, console: &mut Cons
         .chain(network::assignments(env.vars.clone()))
         .flat_map(|assignment| sources::secrets(&assignment))
         .for_each(|secret| env.secrets.learn(&secret));
-    let cli = match Cli::try_parse_from(args) {
+    let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
+        Err(error) if error.kind() == ErrorKind::DisplayHelp => {
+            let documented = help::documented().try_get_matches_from(args);
+            return usage(&documented.err().unwrap_or(error), console);
+        }
         Err(error) => return usage(&tips::corrected(error), console),
     };
     match dispatch(cli.command, host, env, console).await {

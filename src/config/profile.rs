@@ -12,7 +12,7 @@ use crate::{
     host::ReadFiles,
     model::{
         packages::Signed,
-        text::{directory, table},
+        text::{built_in, directory},
     },
 };
 
@@ -257,11 +257,15 @@ impl Profile {
     pub fn parse(text: &str, file: &str) -> Result<Self, ConfigError> {
         let profile: Self =
             toml::from_str(text).map_err(|error| ConfigError::syntax(file, text, &error))?;
-        profile.validate().map_err(|why| ConfigError::Profile {
+        profile.valid(file)
+    }
+
+    fn valid(self, file: &str) -> Result<Self, ConfigError> {
+        self.validate().map_err(|why| ConfigError::Profile {
             file: file.to_owned(),
             why,
         })?;
-        Ok(profile)
+        Ok(self)
     }
 
     /// Returns a built-in profile.
@@ -276,11 +280,12 @@ impl Profile {
             });
         }
         let file = format!("profiles/{name}.toml (built in)");
-        let text = table(&format!("profiles/{name}")).map_err(|why| ConfigError::Profile {
-            file: file.clone(),
-            why: format!("{why}; the binary is corrupt, so reinstall it"),
-        })?;
-        Self::parse(text, &file)
+        let profile: Self =
+            built_in(&format!("profiles/{name}")).map_err(|why| ConfigError::Profile {
+                file: file.clone(),
+                why: format!("{why}; the binary is corrupt, so reinstall it"),
+            })?;
+        profile.valid(&file)
     }
 
     /// Returns the requested profile by name or path, or the one for the operating system. A file in [`DIRECTORY`]
@@ -300,14 +305,18 @@ impl Profile {
             });
         }
         let os = os.ok_or(ConfigError::UnknownOs)?;
-        let all = built_in_names()
-            .map(|name| Self::named(name, files))
-            .collect::<Result<Vec<_>, _>>()?;
-        if let Some(profile) = all.iter().find(|profile| profile.os_ids.contains(&os.id)) {
-            return Ok(ProfileChoice {
-                profile: profile.clone(),
-                warnings: Vec::new(),
-            });
+        // Most profiles have the ID of their system as their name, and a profile takes long to read.
+        let mut all = Vec::new();
+        let (first, others): (Vec<_>, Vec<_>) = built_in_names().partition(|name| *name == os.id);
+        for name in first.into_iter().chain(others) {
+            let profile = Self::named(name, files)?;
+            if profile.os_ids.contains(&os.id) {
+                return Ok(ProfileChoice {
+                    profile,
+                    warnings: Vec::new(),
+                });
+            }
+            all.push(profile);
         }
         match Self::of(&all, os) {
             Some(profile) => Ok(ProfileChoice {

@@ -258,7 +258,7 @@ static CLOUDS: LazyLock<Vec<CloudRow>> = LazyLock::new(|| {
 });
 
 fn parse(text: &str) -> Result<CloudRow, String> {
-    let row: CloudRow = toml::from_str(text).map_err(|error| error.to_string())?;
+    let row: CloudRow = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let is_unused = |row: &SecretRow| {
         row.identity == Identity::Bearer && !(row.service.is_empty() && row.headers.is_empty())
     };
@@ -293,6 +293,8 @@ pub fn header(text: &'static str) -> (&'static str, &'static str) {
 mod tests {
     use std::collections::BTreeSet;
 
+    use serde_json::{Value, json};
+
     use super::{all, directory, parse};
 
     #[test]
@@ -300,10 +302,11 @@ mod tests {
         let (_, azure) = (directory("clouds").unwrap())
             .find(|(name, _)| *name == "azure")
             .unwrap();
-        assert!(azure.contains("[secret]\n") && parse(azure).is_ok());
-        for key in ["service = \"vault\"", "headers = [\"a: b\"]"] {
-            let text = azure.replace("[secret]\n", &format!("[secret]\n{key}\n"));
-            let error = parse(&text).unwrap_err();
+        assert!(parse(azure).is_ok());
+        for (key, value) in [("service", json!("vault")), ("headers", json!(["a: b"]))] {
+            let mut row: Value = serde_json::from_str(azure).unwrap();
+            row["secret"][key] = value;
+            let error = parse(&row.to_string()).unwrap_err();
             assert!(error.contains("`signed-v4`"), "{error}");
         }
     }

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
-use super::id::Id;
+use super::{id::Id, text::built_in};
 
 /// The layer of a finding. Each layer needs the layers before it, so the first layer with a problem has the root cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
@@ -164,7 +164,7 @@ struct FindingTable {
 
 static ROWS: LazyLock<Vec<FindingRow>> = LazyLock::new(|| {
     let table: FindingTable =
-        toml::from_str(include_str!("findings.toml")).expect("a test reads the table");
+        built_in("findings").expect("a test reads the table");
     table.finding
 });
 

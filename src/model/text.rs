@@ -2,6 +2,7 @@
 //! a text representation.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     hash::{BuildHasher as _, Hasher as _, RandomState},
     io::Read as _,
@@ -139,8 +140,8 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// All tables that are built into the binary by `build.rs`.
-static TABLES: LazyLock<Result<String, String>> = LazyLock::new(|| {
+/// The tables and templates that `build.rs` packs into the binary.
+static PACKED: LazyLock<Result<String, String>> = LazyLock::new(|| {
     let packed = &include_bytes!(concat!(env!("OUT_DIR"), "/tables.deflate"))[..];
     let mut text = String::new();
     match DeflateDecoder::new(packed).read_to_string(&mut text) {
@@ -149,16 +150,21 @@ static TABLES: LazyLock<Result<String, String>> = LazyLock::new(|| {
     }
 });
 
-/// Returns the text of a built-in table by file name without extension, or of a template by path. Comments in tables are
-/// removed.
+/// The texts in [`PACKED`] by name.
+static TABLES: LazyLock<Result<BTreeMap<&str, &str>, String>> = LazyLock::new(|| {
+    let packed = PACKED.as_ref().map_err(Clone::clone)?;
+    let tables = packed.split('\0');
+    Ok(tables.filter_map(|table| table.split_once('\n')).collect())
+});
+
+/// Returns a built-in table as JSON, by file name without extension, or a template by path.
 ///
 /// # Errors
 /// If the table does not exist, or the binary is corrupt.
 pub fn table(name: &str) -> Result<&'static str, String> {
     let all = TABLES.as_ref().map_err(Clone::clone)?;
-    all.split('\0')
-        .find_map(|table| table.strip_prefix(name)?.strip_prefix('\n'))
-        .ok_or_else(|| format!("no built-in table `{name}`"))
+    let found = all.get(name).copied();
+    found.ok_or_else(|| format!("no built-in table `{name}`"))
 }
 
 /// Returns the tables of a directory (`build.rs`) with their file names without extension, sorted by name.
@@ -169,9 +175,8 @@ pub fn directory(
     name: &'static str,
 ) -> Result<impl Iterator<Item = (&'static str, &'static str)>, String> {
     let all = TABLES.as_ref().map_err(Clone::clone)?;
-    Ok(all.split('\0').filter_map(move |table| {
-        let (own, text) = table.split_once('\n')?;
-        Some((own.strip_prefix(name)?.strip_prefix('/')?, text))
+    Ok(all.iter().filter_map(move |(own, text)| {
+        Some((own.strip_prefix(name)?.strip_prefix('/')?, *text))
     }))
 }
 
@@ -180,7 +185,7 @@ pub fn directory(
 /// # Errors
 /// If the table does not exist or is invalid.
 pub fn built_in<T: DeserializeOwned>(name: &str) -> Result<T, String> {
-    toml::from_str(table(name)?).map_err(|error| error.to_string())
+    serde_json::from_str(table(name)?).map_err(|error| error.to_string())
 }
 
 /// Implements serde and the schema as one string for a type with `FromStr` and `Display`, so that files and messages
