@@ -81,12 +81,6 @@ impl Env {
         ))
     }
 
-    /// Returns the environment variables as pairs, for the configuration.
-    pub(super) fn pairs(&self) -> Vec<(String, String)> {
-        let pair = |(key, value): (&String, &String)| (key.clone(), value.clone());
-        self.vars.iter().map(pair).collect()
-    }
-
     /// Returns whether terminals get colors: `NO_COLOR` is unset or empty (<https://no-color.org>), and `TERM` is not `dumb`.
     pub fn wants_colour(vars: &BTreeMap<String, String>) -> bool {
         vars.get("NO_COLOR").is_none_or(String::is_empty)

@@ -55,8 +55,8 @@ pub async fn run(args: Vec<OsString>, host: &Host, env: &Env, console: &mut Cons
     let words = args.iter().filter_map(|word| word.to_str());
     let words = words.map(|word| word.strip_prefix("--set=").unwrap_or(word).to_owned());
     words
-        .chain(sources::assignments(env.vars.clone()))
-        .chain(network::assignments(env.vars.clone()))
+        .chain(sources::assignments(&env.vars))
+        .chain(network::assignments(&env.vars))
         .flat_map(|assignment| sources::secrets(&assignment))
         .for_each(|secret| env.secrets.learn(&secret));
     let cli = match Cli::try_parse_from(&args) {

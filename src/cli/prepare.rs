@@ -1,6 +1,6 @@
 //! Prepares commands: resolves the configuration for this machine and creates sessions with steps, events and tools.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -284,7 +284,7 @@ impl Inspection {
             ask: SettingsRequest {
                 profile: request.profile.clone(),
                 config: request.config.clone(),
-                env: env.pairs(),
+                env: env.vars.clone(),
                 set: settings(request),
                 except: Vec::new(),
                 driver: Vec::new(),
@@ -509,7 +509,7 @@ pub(super) fn proxy(
     let files = &Trusted::new(&*host.files, env.root);
     let read = |request: Request| {
         let set = settings(&request);
-        let layers = SettingSources::read(files, files, &request.config, env.pairs(), &set)?;
+        let layers = SettingSources::read(files, files, &request.config, &env.vars, &set)?;
         layers
             .secrets()
             .for_each(|secret| env.secrets.learn(&secret));
@@ -536,7 +536,7 @@ pub(super) fn proxy(
 }
 
 /// Returns the network settings from environment variables that no other source overrides, in the form `KEY=VALUE`.
-fn used_network(env: &[(String, String)], provenance: &[Provenance]) -> Vec<String> {
+fn used_network(env: &BTreeMap<String, String>, provenance: &[Provenance]) -> Vec<String> {
     network::from_environment(env)
         .into_iter()
         .filter(|found| {
@@ -566,7 +566,7 @@ impl Target {
         let mut tools = tools(host, env, desired.packages.clone(), facts, (events, cancel));
         tools.change_applier = tools.change_applier.anew(&desired, engine::holds(host));
         tools.options = Options {
-            request: self.kept(env),
+            request: self.kept(),
             deadline: self.deadline,
             resumed: self.resumed,
             now: self.now,
@@ -605,11 +605,12 @@ impl Target {
 
     /// Returns the request for the journal. A run that resumes after a reboot has another environment, so settings from
     /// environment variables are also kept, with lower priority than the others.
-    fn kept(&self, env: &Env) -> Request {
-        let mut set = used_network(&env.pairs(), &self.resolution.provenance);
-        set.extend(sources::assignments(env.pairs()));
+    fn kept(&self) -> Request {
+        let ask = &self.question.ask;
+        let mut set = used_network(&ask.env, &self.resolution.provenance);
+        set.extend(sources::assignments(&ask.env));
         set.extend(settings(&self.inspection.request));
-        let (set, credentials) = parted(set, &env.secrets);
+        let (set, credentials) = parted(set, &ask.secrets);
         Request {
             set,
             credentials,

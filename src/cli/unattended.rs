@@ -28,7 +28,7 @@ pub(super) async fn run(
     args: &args::InstallArgs,
 ) -> Result<Exit, Failure> {
     env.only_root(host, "install")?;
-    if let Some(setting) = sources::assignments(env.vars.clone()).first() {
+    if let Some(setting) = sources::assignments(&env.vars).first() {
         let name = setting.split('=').next().unwrap_or_default();
         return Err(Failure::new(
             Exit::Usage,
@@ -48,8 +48,7 @@ pub(super) async fn run(
             Some("write it to a file in `/etc/gpu-bootstrap/config.d` with mode 0600"),
         ));
     }
-    let vars: Vec<(String, String)> = env.vars.clone().into_iter().collect();
-    for found in network::from_environment(&vars) {
+    for found in network::from_environment(&env.vars) {
         console.note(&format!(
             "`{}` of the environment is not used, because the systemd unit does not inherit it; the unit uses only the \
              setting `{}`",

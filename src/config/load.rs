@@ -1,6 +1,6 @@
 //! Reads profile and configuration, and resolves them to the desired state.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -35,7 +35,7 @@ pub struct SettingsRequest {
     /// `--config`, in order.
     pub config: Vec<Utf8PathBuf>,
     /// The whole environment. Variables with our prefix, the proxy variables and `CREDENTIALS_DIRECTORY` are used.
-    pub env: Vec<(String, String)>,
+    pub env: BTreeMap<String, String>,
     /// `--set`, in order.
     pub set: Vec<String>,
     /// Settings that are read and checked, but have no effect.
@@ -259,8 +259,7 @@ fn layers(
 ) -> Result<SettingSources, ConfigError> {
     let obeyed = Trusted::new(files, ask.by_root);
     let named = Trusted::new(named, ask.by_root);
-    let env = ask.env.iter().cloned();
-    let mut layers = SettingSources::read(&obeyed, &named, &ask.config, env, &ask.set)?;
+    let mut layers = SettingSources::read(&obeyed, &named, &ask.config, &ask.env, &ask.set)?;
     layers.remove(&ask.except);
     Ok(layers)
 }
@@ -275,15 +274,18 @@ const CREDENTIALS: [&str; 3] = [
 
 /// Resolves a credential to its file. The credential directory of our unit has priority over those of the machine. A
 /// missing credential keeps its name, and the step `cluster.join` reports it.
-fn resolve_credential(files: &dyn ReadFiles, env: &[(String, String)], cluster: &mut ClusterSpec) {
+fn resolve_credential(
+    files: &dyn ReadFiles,
+    env: &BTreeMap<String, String>,
+    cluster: &mut ClusterSpec,
+) {
     let Some(source) = cluster.method.token_source_mut() else {
         return;
     };
     let TokenSource::Credential(name) = source else {
         return;
     };
-    let own = (env.iter()).find(|(variable, _)| variable == "CREDENTIALS_DIRECTORY");
-    let own = own.map(|(_, directory)| directory.as_str());
+    let own = env.get("CREDENTIALS_DIRECTORY").map(String::as_str);
     let found = (own
         .into_iter()
         .filter(|directory| directory.starts_with('/')))
@@ -532,11 +534,11 @@ mod tests {
     #[test]
     fn credential_file_of_unit_or_machine_is_found() {
         let files = FakeFiles::new();
-        let env = [(
+        let env = BTreeMap::from([(
             "CREDENTIALS_DIRECTORY".to_owned(),
             "/run/credentials/gpu-bootstrap.service".to_owned(),
-        )];
-        let resolved = |env: &[(String, String)]| {
+        )]);
+        let resolved = |env: &BTreeMap<String, String>| {
             let mut cluster = ClusterSpec {
                 method: JoinMethod::K3s {
                     server: "https://10.0.0.1:6443".to_owned(),
@@ -557,18 +559,18 @@ mod tests {
             )
         };
         assert_eq!(resolved(&env), ("credential:join-token".to_owned(), false));
-        for (directory, env) in [
-            ("/run/credstore", &env[..]),
-            ("/etc/credstore", &env),
-            ("/run/credentials/@system", &env),
-            ("/run/credentials/gpu-bootstrap.service", &env),
+        for directory in [
+            "/run/credstore",
+            "/etc/credstore",
+            "/run/credentials/@system",
+            "/run/credentials/gpu-bootstrap.service",
         ] {
             let path = format!("{directory}/join-token");
             files.put(&path, "K10abc::server:x\n");
-            assert_eq!(resolved(env), (format!("file:{path}"), true));
+            assert_eq!(resolved(&env), (format!("file:{path}"), true));
         }
         // After a reboot, another unit continues the run, without this credential directory.
-        let (source, _) = resolved(&[]);
+        let (source, _) = resolved(&BTreeMap::new());
         assert_eq!(source, "file:/run/credentials/@system/join-token");
     }
 

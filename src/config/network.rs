@@ -1,6 +1,8 @@
 //! Converts the proxy variables of the environment to settings. They apply to downloads of signing keys and packages,
 //! also after a reboot, when the environment is different.
 
+use std::collections::BTreeMap;
+
 use super::values::Proxy;
 
 /// The proxy setting.
@@ -30,12 +32,10 @@ pub struct FromEnvironment {
 
 /// Returns the settings from the environment. A proxy type that neither the package manager nor gpu-bootstrap supports
 /// (SOCKS) is ignored.
-pub fn from_environment(env: &[(String, String)]) -> Vec<FromEnvironment> {
+pub fn from_environment(env: &BTreeMap<String, String>) -> Vec<FromEnvironment> {
     let value = |variable: &str| {
-        let found = env.iter().find(|(name, _)| name == variable);
-        found
-            .map(|(_, value)| value.trim())
-            .filter(|value| !value.is_empty())
+        let found = env.get(variable).map(|value| value.trim());
+        found.filter(|value| !value.is_empty())
     };
     let proxy = PROXIES.into_iter().find_map(|variable| {
         let value = with_scheme(value(variable)?);
@@ -56,10 +56,8 @@ pub fn from_environment(env: &[(String, String)]) -> Vec<FromEnvironment> {
 }
 
 /// Returns the settings as `KEY=VALUE`.
-pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<String> {
-    let env: Vec<(String, String)> = env.into_iter().collect();
-    let found = from_environment(&env);
-    found
+pub fn assignments(env: &BTreeMap<String, String>) -> Vec<String> {
+    from_environment(env)
         .iter()
         .map(|one| format!("{}={}", one.key, one.value))
         .collect()
@@ -79,8 +77,7 @@ mod tests {
     use super::*;
 
     fn settings(env: &[(&str, &str)]) -> Vec<(&'static str, String)> {
-        let env: Vec<(String, String)> = env
-            .iter()
+        let env = (env.iter())
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect();
         let found = from_environment(&env);

@@ -36,26 +36,22 @@ pub const DROP_INS: &str = "/etc/gpu-bootstrap/config.d";
 const NOT_SETTINGS: [&str; 1] = ["GPU_BOOTSTRAP_LOG"];
 
 /// Returns the settings in an environment: the variable, the parts of the key, and the value.
-fn settings(env: impl IntoIterator<Item = (String, String)>) -> Vec<(String, Vec<String>, String)> {
-    let mut ours: Vec<(String, String)> = env
-        .into_iter()
+fn settings(env: &BTreeMap<String, String>) -> Vec<(String, Vec<String>, String)> {
+    env.iter()
         .filter(|(name, _)| name.starts_with(PREFIX) && !NOT_SETTINGS.contains(&name.as_str()))
-        .collect();
-    ours.sort();
-    ours.into_iter()
         .map(|(variable, value)| {
             let path = variable[PREFIX.len()..]
                 .split("__")
                 .map(|part| part.to_ascii_lowercase().replace('_', "-"))
                 .collect();
-            (variable, path, value)
+            (variable.clone(), path, value.clone())
         })
         .collect()
 }
 
 /// Returns the settings in an environment in the form of [`SettingSources::set`]. They are stored, because a run that resumes
 /// after a reboot has a different environment.
-pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<String> {
+pub fn assignments(env: &BTreeMap<String, String>) -> Vec<String> {
     settings(env)
         .into_iter()
         .map(|(_, path, value)| format!("{}={value}", path.join(".")))
@@ -156,12 +152,11 @@ impl SettingSources {
         files: &dyn ReadFiles,
         named: &dyn ReadFiles,
         config: &[Utf8PathBuf],
-        env: impl IntoIterator<Item = (String, String)>,
+        env: &BTreeMap<String, String>,
         set: &[String],
     ) -> Result<Self, ConfigError> {
         let mut layers = Self::default();
-        let env: Vec<(String, String)> = env.into_iter().collect();
-        layers.network(&env)?;
+        layers.network(env)?;
         let drop_ins = Utf8Path::new(DROP_INS);
         let standard = std::iter::once(Utf8PathBuf::from(FILE)).chain(
             files
@@ -196,7 +191,7 @@ impl SettingSources {
     }
 
     /// Adds the proxy settings of the environment, which every other source overrides.
-    fn network(&mut self, env: &[(String, String)]) -> Result<(), ConfigError> {
+    fn network(&mut self, env: &BTreeMap<String, String>) -> Result<(), ConfigError> {
         for found in network::from_environment(env) {
             self.add(PlacedSetting {
                 path: found.key.split('.').map(str::to_owned).collect(),
@@ -240,10 +235,7 @@ impl SettingSources {
     ///
     /// # Errors
     /// If a variable with our prefix has an unknown key or an invalid value.
-    pub fn env(
-        &mut self,
-        env: impl IntoIterator<Item = (String, String)>,
-    ) -> Result<(), ConfigError> {
+    pub fn env(&mut self, env: &BTreeMap<String, String>) -> Result<(), ConfigError> {
         let all = settings(env).into_iter();
         let wrong = all.filter_map(|(variable, path, value)| {
             self.text(path, &value, Location::Env { variable }).err()

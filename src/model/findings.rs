@@ -163,8 +163,7 @@ struct FindingTable {
 }
 
 static ROWS: LazyLock<Vec<FindingRow>> = LazyLock::new(|| {
-    let table: FindingTable =
-        built_in("findings").expect("a test reads the table");
+    let table: FindingTable = built_in("findings").expect("a test reads the table");
     table.finding
 });
 

@@ -175,9 +175,9 @@ pub fn directory(
     name: &'static str,
 ) -> Result<impl Iterator<Item = (&'static str, &'static str)>, String> {
     let all = TABLES.as_ref().map_err(Clone::clone)?;
-    Ok(all.iter().filter_map(move |(own, text)| {
-        Some((own.strip_prefix(name)?.strip_prefix('/')?, *text))
-    }))
+    Ok(all
+        .iter()
+        .filter_map(move |(own, text)| Some((own.strip_prefix(name)?.strip_prefix('/')?, *text))))
 }
 
 /// Parses a built-in table.

@@ -82,7 +82,7 @@ impl Machine {
     }
 
     pub fn env(mut self, name: &str, value: &str) -> Self {
-        self.ask.env.push((name.into(), value.into()));
+        self.ask.env.insert(name.into(), value.into());
         self
     }
 

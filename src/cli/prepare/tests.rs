@@ -9,13 +9,13 @@ use crate::{
 #[test]
 fn the_environment_proxy_survives_a_reboot() {
     let (host, fakes) = fake::host();
-    let env: Vec<(String, String)> = [
+    let env: BTreeMap<String, String> = [
         ("https_proxy", "http://joe:s3cret@proxy:3128"),
         ("no_proxy", "localhost,.internal"),
     ]
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
-    .to_vec();
-    let read = || SettingSources::read(&*host.files, &*host.files, &[], env.clone(), &[]).unwrap();
+    .into();
+    let read = || SettingSources::read(&*host.files, &*host.files, &[], &env, &[]).unwrap();
     let set = used_network(&env, &read().provenance());
     let (open, credentials) = parted(set, &Secrets::default());
     assert_eq!(open, ["packages.no-proxy=localhost,.internal"]);
