@@ -200,7 +200,12 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
             if wish.agents {
                 agents::equip(&machine, built, programs)?;
             }
-            Some(Cluster::start(&machine, (programs, for_pods), wish)?)
+            Some(Cluster::start(
+                stage.bed,
+                &machine,
+                (programs, for_pods),
+                wish,
+            )?)
         }
         _ => None,
     };
