@@ -57,7 +57,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -323,13 +323,9 @@ fn serve_repositories(order: &Order) -> Result<()> {
         below: order.below.clone(),
         program: order.program.clone(),
         hosts: order.host.clone(),
-        cuts: serve::Count::default(),
+        cuts: AtomicU32::default(),
     };
-    let listener = serve::Listener {
-        address: order.listen.clone(),
-        netns: order.netns.clone(),
-    };
-    serve::run(&listener, site)
+    serve::run(&order.listen, order.netns.as_deref(), site)
 }
 
 fn chosen<'a>(cases: &'a [Case], names: &[String], tiers: &[Tier]) -> Result<Vec<&'a Case>> {
