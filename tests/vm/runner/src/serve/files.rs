@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use clap::Args;
 
 use super::fault::{Fault, Serving};
 use super::request::Request;
@@ -19,21 +20,38 @@ use crate::{out, repo};
 /// Download path of the product, on each host.
 pub const PROGRAM: &str = "gpu-bootstrap";
 
-/// Served files.
-#[derive(Debug)]
+/// Served files, and how they are served.
+#[derive(Args, Debug)]
 pub struct Site {
+    /// Directory to serve
     pub root: PathBuf,
-    /// The directories that are served during a fault, one for each kind.
+    /// Directory to serve during a fault, with a subdirectory for each kind
+    #[arg(long)]
     pub faults: PathBuf,
+    #[arg(long)]
+    pub listen: String,
+    /// Network namespace to listen in [default: its own]
+    #[arg(long)]
+    pub netns: Option<PathBuf>,
+    /// Behavior, as JSON
+    #[arg(long, value_parser = serving)]
     pub serving: Serving,
-    /// The fault applies below this path.
+    /// Path prefix that a fault applies to
+    #[arg(long)]
     pub below: String,
-    /// The product, served as [`PROGRAM`].
+    /// Binary of the product
+    #[arg(long)]
     pub program: PathBuf,
-    /// `host:port` of the repositories, for a proxy.
+    /// Host names and ports that a proxy serves itself
+    #[arg(long = "host")]
     pub hosts: Vec<String>,
     /// How often the connection was closed in the middle of a package.
+    #[arg(skip)]
     pub cuts: AtomicU32,
+}
+
+fn serving(text: &str) -> Result<Serving, serde_json::Error> {
+    serde_json::from_str(text)
 }
 
 impl Site {

@@ -28,9 +28,10 @@ pub const READY: &str = "listening on";
 /// The log contains this each time the fault happens.
 pub const FAULT: &str = "the fault happened:";
 
-/// Serves at an address, in a network namespace if one is given, until the process exits.
-pub fn run(address: &str, netns: Option<&Path>, site: Site) -> Result<()> {
-    let listener = match netns {
+/// Serves until the process exits.
+pub fn run(site: Site) -> Result<()> {
+    let address = &site.listen;
+    let listener = match &site.netns {
         Some(file) => bind_inside(file, address)?,
         None => bind(address)?,
     };

@@ -35,6 +35,8 @@ fn server(serving: Serving) -> Server {
     let site = Site {
         root: dir.join("www"),
         faults: dir.join("faults"),
+        listen: String::new(),
+        netns: None,
         serving,
         below: "d".into(),
         program: dir.join("product"),
