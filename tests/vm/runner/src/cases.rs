@@ -191,7 +191,7 @@ pub struct Step {
 }
 
 /// What a step does.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Action {
     /// Runs a shell script in the machine.
@@ -199,7 +199,8 @@ pub enum Action {
     /// Waits until the unit of this name, which an earlier step started, exits, and uses its output and exit code.
     Join(String),
     /// Waits until the resumed run of the product has finished, and uses its output and exit code.
-    Resumed(bool),
+    #[serde(deserialize_with = "present")]
+    Resumed,
     /// Powers the machine off and boots it again, in this state.
     Boot(Boot),
     /// The behavior of the repository server from now on.
@@ -219,13 +220,14 @@ pub enum Action {
     /// written, until a run exits with status 0.
     CutAtRecords(String),
     /// Compares the machine with its state after `before`; the two must be equal.
-    Unchanged(bool),
+    #[default]
+    #[serde(deserialize_with = "present")]
+    Unchanged,
 }
 
-impl Default for Action {
-    fn default() -> Action {
-        Action::Unchanged(true)
-    }
+/// The value of an action without one is `true`.
+fn present<'de, D: Deserializer<'de>>(value: D) -> Result<(), D::Error> {
+    bool::deserialize(value).map(drop)
 }
 
 const ACTIONS: &str = "run join resumed boot server network control-plane until cut-when cut-at-console \

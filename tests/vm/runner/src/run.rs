@@ -297,7 +297,7 @@ impl Running<'_> {
         };
         let machine = &mut self.machine;
         match &step.action {
-            Action::Run(_) | Action::Join(_) | Action::Resumed(_) => {
+            Action::Run(_) | Action::Join(_) | Action::Resumed => {
                 power::wake(machine, limit)?;
                 self.command(step, limit)
             }
@@ -321,7 +321,7 @@ impl Running<'_> {
             CutAtRecords(_) => {
                 power::cut_at_records(machine, &text, step.every.unwrap_or(1), limit)
             }
-            Action::Unchanged(_) => {
+            Action::Unchanged => {
                 power::wake(machine, limit)?;
                 self.unchanged()
             }

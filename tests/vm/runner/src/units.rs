@@ -31,7 +31,7 @@ until systemctl show -P ActiveState "$unit" | grep -qxE 'inactive|failed'; do sl
 /// The script of a step, if it has one.
 pub fn script(step: &Step) -> Option<Cow<'_, str>> {
     Some(match (&step.action, &step.background) {
-        (Action::Resumed(_), _) => Cow::Owned(format!(
+        (Action::Resumed, _) => Cow::Owned(format!(
             "{RESUMED}{END}if [ -e \"/etc/systemd/system/$unit\" ]; then\n    \
              [ \"$status\" != 0 ] || {{ echo \"$unit is still there\" >&2; exit 99; }}\n    \
              exit \"$status\"\nfi\njournal=/var/lib/gpu-bootstrap/journal.jsonl\n{BY_RECORD}"
