@@ -153,31 +153,27 @@ impl Site {
         if let Some(fault @ (Fault::Cut | Fault::Tampered | Fault::Slow)) = fault {
             happened(fault);
         }
-        let middle = part.end / 2;
+        let middle = (part.end / 2).checked_sub(part.start);
+        let mut rest = file.take(match fault {
+            // A resumed download never gets past the middle.
+            Some(Fault::Cut) => middle.unwrap_or(0),
+            _ => part.end - part.start,
+        });
         match fault {
-            Some(Fault::Cut) => {
-                // A resumed download never gets past the middle.
-                let count = middle.saturating_sub(part.start);
-                io::copy(&mut file.take(count), &mut stream)?;
-            }
             Some(Fault::Tampered) => {
                 let mut bytes = Vec::new();
-                file.read_to_end(&mut bytes)?;
-                let at = middle.checked_sub(part.start).map(usize::try_from);
-                if let Some(Ok(at)) = at
-                    && let Some(byte) = bytes.get_mut(at)
-                {
+                rest.read_to_end(&mut bytes)?;
+                let middle = middle.and_then(|at| usize::try_from(at).ok());
+                if let Some(byte) = middle.and_then(|at| bytes.get_mut(at)) {
                     *byte ^= 0xff;
                 }
                 stream.write_all(&bytes)?;
             }
             Some(Fault::Slow) => {
                 let rate = self.serving.bytes_per_second.unwrap_or(u32::MAX);
-                trickle(stream, file.take(part.end - part.start), rate)?;
+                trickle(stream, rest, rate)?;
             }
-            _ => {
-                io::copy(&mut file.take(part.end - part.start), &mut stream)?;
-            }
+            _ => drop(io::copy(&mut rest, &mut stream)?),
         }
         Ok(fault != Some(Fault::Cut))
     }
