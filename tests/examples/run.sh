@@ -149,6 +149,9 @@ version=$(sed -n 's/^.*k8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' tests/vm/kubernet
 (cd / && go mod download -json "k8s.io/kubernetes@$version") >"$work/kubernetes.json"
 python3 tests/examples/check.py chart "$work/chart.tgz" "$digest" "$work/kubernetes.json"
 
+step "Scripts of the test harness"
+shellcheck tests/vm/runner/files/*.sh
+
 step "Workflows"
 actionlint -shellcheck "$(command -v shellcheck)" .github/workflows/*.yml
 zizmor --offline --no-progress .github

@@ -1,6 +1,8 @@
+#!/bin/sh
 # Part of the test harness: turns a Debian root filesystem into a simulated AlmaLinux or Amazon Linux.
 #   $1 Debian's root   $2 the new one   $3 directory of fake packages   $4 release   $5 platform   $6 rpm database
 #   others: packages of that directory to install
+set -eu
 cp -a --reflink=auto "$1" "$2"
 # rpm 4.20 gives scripts a separate mount namespace, which requires that their root is a mount.
 mount --bind "$2" "$2"
@@ -25,6 +27,7 @@ mkdir usr/lib/stand-in
 mv usr/sbin/dkms usr/lib/stand-in/dkms
 # A fake kernel package contains no modules. DKMS 3.2 treats a kernel without modules as not installed, and removes its
 # lists with the last module.
+# shellcheck disable=SC2016
 sed -i 's/\[\[ -f \$install_tree\/\$1\/modules.dep && ! -s /[[ -f \/nowhere \&\& ! -s /' usr/lib/stand-in/dkms
 # The headers in Debian 13 need a kernel.
 rm -rf etc/dkms usr/lib/dkms etc/kernel etc/modprobe.d/dkms.conf var/lib/dkms usr/lib/modules/* boot/*
@@ -66,6 +69,7 @@ mount --bind "$3" mnt
 release=$4
 platform=$5
 shift 6
+# shellcheck disable=SC2046
 LC_ALL=C.UTF-8 chroot . dnf -q -y --disablerepo='*' --nogpgcheck --releasever="$release" \
     --setopt=module_platform_id="platform:$platform" --setopt=keepcache=0 install $(printf ' /mnt/%s' "$@")
 # dnf also succeeds if a script after the transaction fails.

@@ -176,8 +176,8 @@ modprobe)
     steps=$(/usr/lib/stand-in/modprobe -S "$release" -n -v "$@")
     [ -n "$steps" ] || exit 0
     echo "$steps" | while read -r what rest; do
-        case $what in
         # shellcheck disable=SC2086
+        case $what in
         insmod) insert $rest ;;
         rmmod) remove "$rest" ;;
         install | remove) sh -c "$rest" ;;

@@ -10,6 +10,7 @@ watch)
     touch "$found"
     while sleep 0.02; do
         for name in ${3:-cmdline environ}; do
+            # shellcheck disable=SC2062
             sed 's/.*[.]//' "$2" | grep -laFs -f - /proc/[0-9]*/"$name" >>"$found"
         done
     done

@@ -16,7 +16,7 @@ for modules in /lib/modules/*/updates /lib/modules/*/extra; do
 done | sort
 ls /boot
 # Docker generates a key at its first start; names that end in a hyphen are backups of adduser.
-places=/etc
-[ ! -d /usr/share/keyrings ] || places="$places /usr/share/keyrings"
-find $places ! -type d ! -name key.json ! -name '*-' -printf '%p %y %m %u:%g %l\n' | sort
-find $places -type f ! -name key.json ! -name '*-' -print0 | sort -z | xargs -0 sha256sum
+set -- /etc
+[ ! -d /usr/share/keyrings ] || set -- "$@" /usr/share/keyrings
+find "$@" ! -type d ! -name key.json ! -name '*-' -printf '%p %y %m %u:%g %l\n' | sort
+find "$@" -type f ! -name key.json ! -name '*-' -print0 | sort -z | xargs -0 sha256sum

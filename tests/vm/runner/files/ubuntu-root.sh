@@ -1,5 +1,7 @@
+#!/bin/sh
 # Part of the test harness: turns a Debian root filesystem into a simulated Ubuntu 24.04.
 #   $1 Debian's root   $2 the new one
+set -eu
 cp -a --reflink=auto "$1" "$2"
 cd "$2"
 

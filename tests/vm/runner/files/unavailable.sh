@@ -1,3 +1,4 @@
+#!/bin/sh
 # Part of the test harness: reads the headers of a request, and responds like a load balancer without an API server
 # behind it.
 while IFS= read -r line && [ "$line" != "$(printf '\r')" ]; do :; done

@@ -10,10 +10,10 @@ use crate::bed::Bed;
 use crate::repo::rpm::table::{Package, Rpms};
 use crate::repo::rpm::{Served, file_name};
 use crate::rootfs;
-use crate::sh::Cmd;
+use crate::sh::{Script, path, script};
 use crate::tables::Root;
 
-const FINISH: &str = include_str!("../files/almalinux-root.sh");
+const FINISH: Script = script!("almalinux-root.sh");
 
 /// The root filesystem of its Debian packages, which all releases of one suite share.
 pub fn base(bed: &Bed, spec: &Root) -> Result<PathBuf> {
@@ -48,28 +48,20 @@ pub fn build(bed: &Bed, spec: &Root, name: &str, table: &Rpms, served: &Served) 
             files.push(file_name(&package.name, version, package.noarch));
         }
     }
-    let recipe = format!("{} {release:?} {installed:?} {FINISH}", base.display());
+    let finish = FINISH.text;
+    let recipe = format!("{} {release:?} {installed:?} {finish}", base.display());
     let kind = format!("almalinux-{}", name.replace('/', "-"));
     bed.cached(&kind, &recipe, Some(rootfs::MAX_AGE), |dir| {
-        let argv = [
-            "unshare",
-            "--mount",
-            "--propagation=private",
-            "/bin/sh",
-            "-euc",
-            FINISH,
-            "sh",
-        ];
         let places = [&base.join("root"), &dir.join("root"), &served.installed];
-        let mut argv = argv.map(String::from).to_vec();
-        argv.extend(places.map(|path: &PathBuf| path.to_string_lossy().into_owned()));
-        argv.extend([number, &release.platform, &release.database].map(String::from));
-        argv.extend(files.clone());
-        Cmd::new(argv)
-            .deadline(Duration::from_secs(1200))
+        let [from, to, packages] = places.map(|place| path(place));
+        let mut argv = vec![&*from, &to, &packages, number];
+        argv.extend([&*release.platform, &release.database]);
+        argv.extend(files.iter().map(String::as_str));
+        let command = FINISH.mounting(&argv).deadline(Duration::from_secs(1200));
+        command
             .ok()
-            .with_context(|| format!("cannot make Debian look like the release {name}"))?;
-        Ok(())
+            .with_context(|| format!("cannot make Debian look like the release {name}"))
+            .map(drop)
     })
 }
 

@@ -2,12 +2,14 @@
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fmt, fs};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::cluster::{Behaviour, Wish};
 use crate::net;
@@ -135,95 +137,165 @@ pub struct Exception {
     pub _why: String,
 }
 
-/// One step: a command, a boot, a comparison, or a change of the surroundings.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+/// One step: an action, and its options.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, remote = "Self", rename_all = "kebab-case")]
 pub struct Step {
     pub title: String,
-    /// A shell script that runs in the machine.
-    pub run: Option<String>,
+    #[serde(flatten)]
+    pub action: Action,
     /// Starts `run` as a unit of this name that continues in parallel with the next steps.
     pub background: Option<String>,
     /// Waits until that unit prints this text.
     pub until_said: Option<String>,
-    /// Waits until that unit exits, and uses its output and exit code.
-    pub join: Option<String>,
-    /// Waits until the resumed run of the product has finished, and uses its output and exit code.
-    #[serde(default)]
-    pub resumed: bool,
     /// The expected exit code.
-    #[serde(default)]
     pub exit: i32,
     /// Texts that its standard output must contain.
-    #[serde(default)]
     pub stdout: Vec<String>,
     /// Texts that its standard error must contain.
-    #[serde(default)]
     pub stderr: Vec<String>,
     /// JSON pointers into its standard output, with the expected values.
-    #[serde(default)]
     pub json: BTreeMap<String, serde_json::Value>,
     /// JSON pointers whose value must be `null`.
-    #[serde(default)]
     pub null: Vec<String>,
     /// JSON pointers to lists, with the expected number of elements.
-    #[serde(default)]
     pub count: BTreeMap<String, usize>,
     /// Exactly these findings of `check` fail, in any order.
     pub fails: Option<Vec<String>>,
     /// At least these findings of `check` fail.
-    #[serde(default)]
     pub fails_with: Vec<String>,
     /// Saves its standard output, a document of `plan`, under this name.
     pub save: Option<String>,
     /// Its standard output contains the events of an `install` that did exactly this saved plan.
     pub did: Option<String>,
     /// Its standard output is a document of `plan` without any change.
-    #[serde(default)]
     pub did_nothing: bool,
     /// Text that the console must have printed by the end of the step, since the machine was turned on.
-    #[serde(default)]
     pub console: Vec<String>,
     /// `vm bench` reports its duration under this name. Steps with the same name are added up.
     pub measure: Option<String>,
     /// Prints its output while it runs.
-    #[serde(default)]
     pub show: bool,
     /// It may start package tools only for queries.
-    #[serde(default)]
     pub only_queries: bool,
     /// Seconds after which the step is killed and the case fails, if no other case runs at the same time.
-    #[serde(default = "ten_minutes")]
-    pub deadline: u64,
+    /// Ten minutes if absent.
+    pub deadline: Option<u64>,
     /// Seconds after which the step fails, regardless of the number of running cases: for steps that test a duration.
     pub within: Option<u64>,
+    /// The number of reboots that must happen during `until` or `cut-when`.
+    pub reboots: u32,
+    /// About one power loss per this many new records. With 1 the power is lost at each new record.
+    /// 1 if absent.
+    pub every: Option<u32>,
+}
+
+/// What a step does.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Action {
+    /// Runs a shell script in the machine.
+    Run(String),
+    /// Waits until the unit of this name, which an earlier step started, exits, and uses its output and exit code.
+    Join(String),
+    /// Waits until the resumed run of the product has finished, and uses its output and exit code.
+    #[serde(deserialize_with = "present")]
+    Resumed,
     /// Powers the machine off and boots it again, in this state.
-    pub boot: Option<Boot>,
+    Boot(Boot),
     /// The behavior of the repository server from now on.
-    pub server: Option<Serving>,
+    Server(Serving),
     /// The state of the machine's connection to the outside from now on.
-    pub network: Option<net::State>,
+    Network(net::State),
     /// The behavior of the control plane from now on.
-    pub control_plane: Option<Behaviour>,
+    ControlPlane(Behaviour),
     /// Waits until this script succeeds, across reboots that the machine makes automatically. A script that calls
     /// `exit` gives up.
-    pub until: Option<String>,
-    /// The number of such reboots that must happen in the meantime.
-    #[serde(default)]
-    pub reboots: u32,
+    Until(String),
     /// Waits in the same way, then simulates a power loss.
-    pub cut_when: Option<String>,
+    CutWhen(String),
     /// Simulates a power loss during the next boot, when the console prints this text.
-    pub cut_at_console: Option<String>,
+    CutAtConsole(String),
     /// Runs this command repeatedly. While it runs, the power is lost after a journal record that no earlier run has
     /// written, until a run exits with status 0.
-    pub cut_at_records: Option<String>,
-    /// About one power loss per this many new records. With 1 the power is lost at each new record.
-    #[serde(default = "one")]
-    pub every: u32,
+    CutAtRecords(String),
     /// Compares the machine with its state after `before`; the two must be equal.
-    #[serde(default)]
-    pub unchanged: bool,
+    #[default]
+    #[serde(deserialize_with = "present")]
+    Unchanged,
+}
+
+/// The value of an action without one is `true`.
+fn present<'de, D: Deserializer<'de>>(value: D) -> Result<(), D::Error> {
+    bool::deserialize(value).map(drop)
+}
+
+const ACTIONS: &str = "run join resumed boot server network control-plane until cut-when cut-at-console \
+                       cut-at-records unchanged";
+
+impl<'de> Deserialize<'de> for Step {
+    fn deserialize<D: Deserializer<'de>>(source: D) -> Result<Step, D::Error> {
+        source.deserialize_map(Steps)
+    }
+}
+
+/// Reads a step. An error of a visitor has the location of the step in the file.
+struct Steps;
+
+impl<'de> Visitor<'de> for Steps {
+    type Value = Step;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a step")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Step, M::Error> {
+        let table = toml::Table::deserialize(MapAccessDeserializer::new(map))?;
+        let title = table.get("title").map(toml::Value::to_string);
+        let title = title.ok_or_else(|| M::Error::custom("a step has no `title`"))?;
+        let said = |problem: String| M::Error::custom(format!("step {title} {problem}"));
+        meant(&table).map_err(said)?;
+        Step::deserialize(table).map_err(|error| said(format!("is not valid: {error}")))
+    }
+}
+
+/// Rejects a step without an action, with several, or with keys that its action ignores. Those are errors, because an
+/// ignored expectation would always hold.
+fn meant(step: &toml::Table) -> Result<(), String> {
+    let has = |key: &str| {
+        step.get(key)
+            .is_some_and(|value| value.as_bool() != Some(false))
+    };
+    let actions: Vec<&str> = ACTIONS.split(' ').filter(|action| has(action)).collect();
+    let [action] = actions[..] else {
+        return Err(format!("needs one of `{}`", ACTIONS.replace(' ', "`, `")));
+    };
+    let among = |list: &str| list.split(' ').any(|one| one == action);
+    let output = among("run join resumed");
+    let waits = output || among("until cut-when cut-at-console cut-at-records");
+    let is_meant = |key: &str| match key {
+        "title" | "console" | "measure" => true,
+        "exit" | "stdout" | "stderr" | "did" | "show" => output,
+        // The events of an install are not one document.
+        "json" | "null" | "count" | "fails" | "fails-with" | "save" | "did-nothing" => {
+            output && !has("did")
+        }
+        "background" => action == "run",
+        "until-said" => has("background"),
+        // For a script in the background only its start is watched.
+        "only-queries" => output && !has("background"),
+        "deadline" => waits && !has("within"),
+        "within" => waits,
+        "every" => action == "cut-at-records",
+        "reboots" => among("until cut-when"),
+        _ => key == action,
+    };
+    let mut ignored: Vec<&str> = step.keys().map(String::as_str).collect();
+    ignored.retain(|key| !is_meant(key));
+    match ignored.is_empty() {
+        true => Ok(()),
+        false => Err(format!("would ignore `{}`", ignored.join("`, `"))),
+    }
 }
 
 impl Case {
@@ -236,68 +308,26 @@ impl Case {
 impl Step {
     /// Whether it simulates a power loss.
     fn cuts(&self) -> bool {
-        self.cut_when.is_some() || self.cut_at_console.is_some() || self.cut_at_records.is_some()
+        use Action::{CutAtConsole, CutAtRecords, CutWhen};
+        matches!(self.action, CutWhen(_) | CutAtConsole(_) | CutAtRecords(_))
     }
 
     /// Whether a check needs its standard output or standard error.
     pub fn is_read(&self) -> bool {
-        !(self.stdout.is_empty() && self.stderr.is_empty())
-            || self.did.is_some()
-            || self.reads_document()
+        let texts = [&self.stdout, &self.stderr, &self.null, &self.fails_with];
+        texts.iter().any(|list| !list.is_empty())
+            || !(self.json.is_empty() && self.count.is_empty())
+            || [&self.save, &self.did].iter().any(|name| name.is_some())
+            || self.fails.is_some()
+            || self.did_nothing
     }
 
     /// Whether it starts a unit of this name: with `background`, or in its script.
     fn starts(&self, unit: &str) -> bool {
         let option = format!("--unit={unit}");
-        let by_script = |run: &String| run.split_whitespace().any(|word| word == option);
-        self.background.as_deref() == Some(unit) || self.run.as_ref().is_some_and(by_script)
-    }
-
-    fn reads_document(&self) -> bool {
-        let pointers = [self.json.len(), self.null.len(), self.count.len()];
-        pointers.iter().any(|count| *count > 0)
-            || !self.fails_with.is_empty()
-            || self.fails.is_some()
-            || self.save.is_some()
-            || self.did_nothing
-    }
-
-    /// The keys of this step that its kind ignores. They are errors, because an ignored expectation
-    /// would always hold.
-    fn ignored(&self) -> Vec<&'static str> {
-        let run = self.run.is_some() || self.join.is_some() || self.resumed;
-        let waits = self.until.is_some() || self.cuts();
-        [
-            ("`exit`", self.exit != 0, run),
-            ("`stdout`", !self.stdout.is_empty(), run),
-            ("`stderr`", !self.stderr.is_empty(), run),
-            ("`did`", self.did.is_some(), run),
-            // The events of an install are not one document.
-            (
-                "its expectations of a document (`json`, `null`, `count`, `fails`, `fails-with`, `save`, `did-nothing`)",
-                self.reads_document(),
-                run && self.did.is_none(),
-            ),
-            ("`show`", self.show, run),
-            // For a script in the background only its start is watched.
-            ("`only-queries`", self.only_queries, run && self.background.is_none()),
-            (
-                "`deadline`",
-                self.deadline != ten_minutes(),
-                (run || waits) && self.within.is_none(),
-            ),
-            ("`within`", self.within.is_some(), run || waits),
-            ("`every`", self.every != one(), self.cut_at_records.is_some()),
-            (
-                "`reboots`",
-                self.reboots != 0,
-                self.until.is_some() || self.cut_when.is_some(),
-            ),
-        ]
-        .into_iter()
-        .filter(|(_, there, meant)| *there && !meant)
-        .map(|(key, ..)| key)
-        .collect()
+        self.background.as_deref() == Some(unit)
+            || matches!(&self.action, Action::Run(script)
+                if script.split_whitespace().any(|word| word == option))
     }
 }
 
@@ -309,14 +339,6 @@ pub enum Boot {
     Plain,
     /// With the installed driver simulated as loaded.
     SimulatedDriver,
-}
-
-fn one() -> u32 {
-    1
-}
-
-fn ten_minutes() -> u64 {
-    600
 }
 
 /// Reads the table: every file of the directory, in the order of their names.
@@ -385,7 +407,9 @@ pub fn fit(cases: &[Case], machines: &Machines, repo: &Path, configs: &Path) -> 
                 case.name
             );
         }
-        let reads = |step: &Step| step.cut_at_console.is_some() || !step.console.is_empty();
+        let reads = |step: &Step| {
+            matches!(step.action, Action::CutAtConsole(_)) || !step.console.is_empty()
+        };
         if !spec.kind.is_emulated() && case.run.iter().any(reads) {
             bail!(
                 "case `{}`: a container has no console output; `cut-when` also works during its boot",
@@ -427,7 +451,7 @@ fn read(file: &Path) -> Result<Vec<Case>> {
 }
 
 fn check(case: &Case) -> Result<()> {
-    if case.run.iter().any(|step| step.every == 0) {
+    if case.run.iter().any(|step| step.every == Some(0)) {
         bail!("`every` counts from 1");
     }
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
@@ -447,43 +471,10 @@ fn check(case: &Case) -> Result<()> {
         );
     }
     for step in &case.run {
-        let kinds = [
-            step.run.is_some(),
-            step.join.is_some(),
-            step.resumed,
-            step.boot.is_some(),
-            step.server.is_some(),
-            step.network.is_some(),
-            step.control_plane.is_some(),
-            step.until.is_some(),
-            step.cut_when.is_some(),
-            step.cut_at_console.is_some(),
-            step.cut_at_records.is_some(),
-            step.unchanged,
-        ];
-        if kinds.iter().filter(|kind| **kind).count() != 1 {
-            bail!(
-                "step `{}` needs one of `run`, `join`, `resumed`, `boot`, `server`, `network`, \
-                 `control-plane`, `until`, `cut-when`, `cut-at-console`, `cut-at-records` and `unchanged`",
-                step.title
-            );
-        }
-        if step.background.is_some() && step.run.is_none()
-            || step.until_said.is_some() && step.background.is_none()
-        {
-            bail!(
-                "step `{}`: `background` belongs to `run`, `until-said` to `background`",
-                step.title
-            );
-        }
-        if step.control_plane.is_some() && case.cluster.is_none() {
+        if matches!(step.action, Action::ControlPlane(_)) && case.cluster.is_none() {
             bail!("step `{}`: the case has no `cluster`", step.title);
         }
-        let ignored = step.ignored();
-        if !ignored.is_empty() {
-            bail!("step `{}` would ignore {}", step.title, ignored.join(", "));
-        }
-        if let Some(serving) = &step.server {
+        if let Action::Server(serving) = &step.action {
             serving
                 .check()
                 .with_context(|| format!("step `{}`", step.title))?;
@@ -510,7 +501,7 @@ fn check_names(steps: &[Step]) -> Result<()> {
                 step.title
             );
         }
-        if let Some(unit) = &step.join
+        if let Action::Join(unit) = &step.action
             && !earlier.iter().any(|step| step.starts(unit))
         {
             bail!(
@@ -524,9 +515,10 @@ fn check_names(steps: &[Step]) -> Result<()> {
 
 /// All scripts of a case.
 fn scripts(case: &Case) -> impl Iterator<Item = &String> {
-    let of_steps = (case.run.iter())
-        .flat_map(|step| [&step.run, &step.until, &step.cut_when])
-        .flatten();
+    let of_steps = case.run.iter().filter_map(|step| match &step.action {
+        Action::Run(script) | Action::Until(script) | Action::CutWhen(script) => Some(script),
+        _ => None,
+    });
     of_steps
         .chain(&case.before)
         .chain(&case.after)

@@ -2,49 +2,26 @@
 //! root filesystem and then fetched in the same way.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::bed::{Bed, remove_file};
-use crate::sh::Cmd;
+use crate::sh::{Script, path, script};
 use crate::tables::{Image, Machines};
 use crate::{qemu, rootfs};
 
 /// The file name of the image in its directory.
 pub const DISK: &str = "disk.qcow2";
 
-/// The longest time for a download: some 700 MiB at 3 Mbit/s.
-const DOWNLOAD: Duration = Duration::from_secs(2000);
+/// The longest time for the download of an image: some 700 MiB at 3 Mbit/s.
+const LIMIT: Duration = Duration::from_secs(2000);
 
-/// Builds a disk from the root filesystem `$1/root` in the directory `$2`, with the boot loader and `qemu-img` of
-/// QEMU's root `$3`. The boot loader is the same as in Debian's images. It is at the default path, where the firmware
-/// looks without a boot entry.
-const MAKE: &str = r#"
-cp -a --reflink=auto -- "$1/root" "$2/root"
-truncate -s 6G "$2/disk.raw"
-printf 'label: gpt\nstart=1MiB, size=63MiB, type=uefi\nstart=64MiB, size=6078MiB, type=linux\n' |
-    sfdisk -q "$2/disk.raw"
-truncate -s 63M "$2/esp.img"
-mkfs.vfat -n ESP "$2/esp.img" >/dev/null
-mmd -i "$2/esp.img" ::EFI ::EFI/BOOT ::EFI/debian
-mcopy -i "$2/esp.img" "$3/usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed" ::EFI/BOOT/BOOTX64.EFI
-mcopy -i "$2/esp.img" - ::EFI/debian/grub.cfg <<'END'
-search --no-floppy --set=root --label root
-linux /vmlinuz root=LABEL=root rw console=ttyS0 loglevel=4 systemd.show_status=yes panic=-1
-initrd /initrd.img
-boot
-END
-dd if="$2/esp.img" of="$2/disk.raw" bs=1M seek=1 conv=notrunc,sparse status=none
-mke2fs -q -t ext4 -L root -E offset=67108864 -d "$2/root" "$2/disk.raw" 6078M
-mount --bind "$2" "$3/mnt"
-chroot "$3" qemu-img convert -f raw -O qcow2 /mnt/disk.raw "/mnt/$4"
-umount "$3/mnt"
-rm -r "$2/root" "$2/disk.raw" "$2/esp.img"
-cd "$2"
-sha256sum "$4" >SHA256SUMS
-"#;
+const MAKE: Script = script!("disk-image.sh");
+
+/// Downloads a file, and verifies it if its checksum is given.
+const DOWNLOAD: Script = script!("download.sh");
 
 /// Returns the directory of the image `name` of the table. It comes from the cache if the cache has the image that is
 /// currently in the checksum list.
@@ -75,28 +52,12 @@ fn make(bed: &Bed, machines: &Machines, name: &str, from: &str) -> Result<PathBu
     let made = fs::metadata(&root)
         .and_then(|meta| meta.modified())
         .context("cannot read the age of a root")?;
-    let recipe = format!("{}\n{made:?}\n{name}\n{MAKE}", root.display());
+    let recipe = format!("{}\n{made:?}\n{name}\n{}", root.display(), MAKE.text);
     let kind = format!("image-made-{name}");
     let made = bed.cached(&kind, &recipe, None, |dir| {
         let file = format!("{name}.qcow2");
-        let directories =
-            [&root, dir, &qemu].map(|path: &Path| path.to_string_lossy().into_owned());
-        let mut argv = [
-            "unshare",
-            "--mount",
-            "--propagation=private",
-            "/bin/bash",
-            "-euo",
-            "pipefail",
-            "-c",
-            MAKE,
-            "bash",
-        ]
-        .map(String::from)
-        .to_vec();
-        argv.extend(directories);
-        argv.push(file);
-        Cmd::new(argv).ok().map(drop)
+        let command = MAKE.mounting(&[&path(&root), &path(dir), &path(&qemu), &file]);
+        command.ok().map(drop)
     })?;
     bed.discard_others(&kind, &made)?;
     Ok(made)
@@ -107,19 +68,17 @@ fn make(bed: &Bed, machines: &Machines, name: &str, from: &str) -> Result<PathBu
 fn fetch(bed: &Bed, name: &str, image: &str, checksums: &str) -> Result<PathBuf> {
     let file = image.rsplit('/').next().unwrap_or_default();
     let list = bed.machines.join(format!("{file}.sums"));
-    let read = download(checksums, &list, Duration::from_secs(60))
-        .and_then(|()| fs::read_to_string(&list).context("cannot read a list of checksums"));
+    let command = DOWNLOAD.run(&[checksums, &path(&list)]);
+    let done = command.deadline(Duration::from_secs(60)).ok();
+    let read =
+        done.and_then(|_| fs::read_to_string(&list).context("cannot read a list of checksums"));
     remove_file(&list)?;
     let sum = listed(&read?, file)
         .with_context(|| format!("{checksums} has no SHA-256 checksum of {file}"))?;
     let kind = format!("disk-{name}");
     let fetched = bed.cached(&kind, &format!("{image}\n{sum}"), None, |dir| {
-        let disk = dir.join(DISK);
-        let result = download(image, &disk, DOWNLOAD).and_then(|()| verify(&disk, &sum));
-        if result.is_err() {
-            remove_file(&disk)?;
-        }
-        result
+        let command = DOWNLOAD.run(&[image, &path(&dir.join(DISK)), &sum]);
+        command.deadline(LIMIT).ok().map(drop)
     })?;
     bed.discard_others(&kind, &fetched)?;
     Ok(fetched)
@@ -140,42 +99,10 @@ fn listed(list: &str, file: &str) -> Option<String> {
     })
 }
 
-fn verify(file: &Path, wanted: &str) -> Result<()> {
-    let done = Cmd::new(["sha256sum", &file.to_string_lossy()]).ok()?;
-    let found = done.stdout.split_whitespace().next().unwrap_or_default();
-    if found != wanted {
-        bail!("its SHA-256 checksum is {found}, but the list contains {wanted}");
-    }
-    Ok(())
-}
-
-fn download(url: &str, to: &Path, limit: Duration) -> Result<()> {
-    Cmd::new([
-        "curl",
-        "--fail",
-        "--location",
-        "--silent",
-        "--show-error",
-        // A list from an unprotected connection would verify nothing.
-        "--proto",
-        "=https,file",
-        "--proto-redir",
-        "=https",
-        "--retry",
-        "3",
-        "--output",
-        &to.to_string_lossy(),
-        url,
-    ])
-    .deadline(limit)
-    .ok()
-    .with_context(|| format!("cannot download {url}"))?;
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sh::Cmd;
 
     /// `sha256sum` of "image".
     const SUM: &str = "6105d6cc76af400325e94d588ce511be5bfdbb73b437dc51eca43917d7a43e3d";

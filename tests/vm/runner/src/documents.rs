@@ -220,7 +220,8 @@ mod tests {
         let document = json!({ "findings": [
             { "id": "a", "status": "fail", "why": "w" }, { "id": "b", "status": "pass" } ] });
         let failing = failing(&document).unwrap();
-        let step = |text: &str| toml::from_str::<Step>(&format!("title = 't'\n{text}")).unwrap();
+        let step =
+            |text: &str| toml::from_str::<Step>(&format!("title = 't'\nrun = ''\n{text}")).unwrap();
         expect_failures(&step("fails = ['a']"), &failing).unwrap();
         expect_failures(&step("fails-with = ['a']"), &failing).unwrap();
         assert!(expect_failures(&step("fails = []"), &failing).is_err());
@@ -230,7 +231,7 @@ mod tests {
     #[test]
     fn absent_value_is_not_null() {
         let look = |text: &str| {
-            let step = toml::from_str::<Step>(&format!("title = 't'\n{text}")).unwrap();
+            let step = toml::from_str::<Step>(&format!("title = 't'\nrun = ''\n{text}")).unwrap();
             expect(
                 &step,
                 r#"{"gpus": [1, 2], "driver": null}"#,

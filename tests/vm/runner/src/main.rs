@@ -113,7 +113,7 @@ enum Verb {
     /// Remove the leftovers of killed runs, and cache entries that were unused for days
     Clean,
     /// Serve a directory over HTTP; used inside the namespaces of machines
-    Serve(Order),
+    Serve(serve::Site),
     /// Simulate a cloud's metadata service; used inside the namespaces of machines
     Metadata {
         /// Document with the metadata
@@ -121,33 +121,6 @@ enum Verb {
         /// Addresses to listen on
         addresses: Vec<String>,
     },
-}
-
-/// Options of a server.
-#[derive(Args)]
-struct Order {
-    /// Directory to serve
-    dir: PathBuf,
-    /// Directory to serve during a fault, with a subdirectory for each kind
-    #[arg(long)]
-    faults: PathBuf,
-    #[arg(long)]
-    listen: String,
-    /// Network namespace to listen in [default: its own]
-    #[arg(long)]
-    netns: Option<PathBuf>,
-    /// Behavior, as JSON
-    #[arg(long)]
-    serving: String,
-    /// Binary of the product
-    #[arg(long)]
-    program: PathBuf,
-    /// Path prefix that a fault applies to
-    #[arg(long)]
-    below: String,
-    /// Host names and ports that a proxy serves itself
-    #[arg(long)]
-    host: Vec<String>,
 }
 
 /// Options of `vm bench`.
@@ -221,8 +194,8 @@ fn main() -> ExitCode {
 
 fn run() -> Result<ExitCode> {
     let cli = Cli::parse();
-    if let Verb::Serve(order) = &cli.verb {
-        serve_repositories(order)?;
+    if let Verb::Serve(site) = cli.verb {
+        serve::run(site)?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Verb::Metadata {
@@ -313,23 +286,6 @@ fn tidy(bed: &Bed) {
     if let Err(error) = bed.prune() {
         out::say(format!("unused cache entries: {error:#}"));
     }
-}
-
-fn serve_repositories(order: &Order) -> Result<()> {
-    let site = serve::Site {
-        root: order.dir.clone(),
-        faults: order.faults.clone(),
-        serving: serde_json::from_str(&order.serving).context("invalid order")?,
-        below: order.below.clone(),
-        program: order.program.clone(),
-        hosts: order.host.clone(),
-        cuts: serve::Count::default(),
-    };
-    let listener = serve::Listener {
-        address: order.listen.clone(),
-        netns: order.netns.clone(),
-    };
-    serve::run(&listener, site)
 }
 
 fn chosen<'a>(cases: &'a [Case], names: &[String], tiers: &[Tier]) -> Result<Vec<&'a Case>> {

@@ -7,17 +7,18 @@
 
 use std::fs;
 use std::io::{BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
 use anyhow::{Context, Result};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::out;
-use crate::serve::{READY, Request, base64, read_request};
+use crate::serve::{READY, Request, accept, bind, read_request};
 
 /// The only token, in the format of IMDSv2.
 const TOKEN: &str = "AQAEAHEXAMPLEEXAMPLEEXAMPLEEXAMPLEEXAMPLEEXAMPLEEXAMPLE==";
@@ -72,21 +73,11 @@ pub fn run(document: &Path, addresses: &[String]) -> Result<()> {
     let service = Arc::new(service);
     let mut threads: Vec<thread::JoinHandle<Result<()>>> = Vec::new();
     for address in addresses {
-        let listener =
-            TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+        let listener = bind(address)?;
         writeln!(std::io::stdout(), "{READY} {address}").context("cannot write the log")?;
         let service = Arc::clone(&service);
         threads.push(thread::spawn(move || {
-            for stream in listener.incoming() {
-                let stream = stream.context("cannot accept a connection")?;
-                let service = Arc::clone(&service);
-                thread::spawn(move || {
-                    if let Err(error) = talk(&stream, &service) {
-                        out::say(format!("connection closed: {error:#}"));
-                    }
-                });
-            }
-            Ok(())
+            accept(&listener, move |stream| talk(stream, &service))
         }));
     }
     for thread in threads {
@@ -226,7 +217,7 @@ impl Service {
         if version >= "2021-01-01"
             && let Some(compute) = answers.pointer_mut("/instance/compute")
         {
-            compute["userData"] = base64(self.user_data.as_bytes()).into();
+            compute["userData"] = STANDARD.encode(&self.user_data).into();
         }
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
         match walk(&answers, &parts) {

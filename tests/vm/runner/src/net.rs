@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::claim::unmount;
 use crate::group::{Group, Part};
-use crate::sh::{Cmd, daemon};
+use crate::sh::{Cmd, Script, daemon, path, script};
 
 /// Gateway and resolver of slirp4netns. Their Ethernet addresses are 52:55 and the four bytes of the other address
 /// (`special_ethaddr` of libslirp).
@@ -36,9 +36,9 @@ const LATENCY: &str = "latency 400ms";
 /// The interface that delays incoming packets, because traffic control shapes only outgoing packets.
 const QUEUE: &str = "slow0";
 
-/// The file of a namespace next to a machine's namespace, and the pair of virtual cards (veth) between them.
+/// The file of a namespace next to a machine's namespace, and the script that creates it.
 const BESIDE: &str = "netns-beside";
-const VETH: &str = "cluster";
+const JOIN: Script = script!("network-beside.sh");
 
 /// The namespace of one machine, kept alive by a file.
 #[derive(Clone, Debug)]
@@ -225,34 +225,10 @@ impl Net {
 pub fn beside(run: &Path, netns: &Path, address: &str, machine: &str) -> Result<PathBuf> {
     let file = run.join(BESIDE);
     fs::write(&file, "").with_context(|| format!("cannot write {}", file.display()))?;
-    let [there, here] = [&file, netns].map(|path| path.to_string_lossy());
-    let (here_address, prefix) = machine.split_once('/').unwrap_or((machine, "32"));
-    Cmd::new(["unshare", &format!("--net={there}"), "true"])
-        .ok()
-        .context("cannot make a network namespace")?;
-    for (at, words) in [
-        (
-            &here,
-            format!("link add {VETH} type veth peer name {VETH}-end"),
-        ),
-        (&here, format!("link set {VETH}-end netns {there}")),
-        (&here, format!("addr add {machine} dev {VETH}")),
-        (&here, format!("link set {VETH} up")),
-        (
-            &there,
-            format!("addr add {address}/{prefix} dev {VETH}-end"),
-        ),
-        (&there, format!("link set {VETH}-end up")),
-        (&there, "link set lo up".into()),
-        // A kubelet is queried at the address that it reports, which may differ from its card's address.
-        (&there, format!("route add default via {here_address}")),
-    ] {
-        let enter = format!("--net={at}");
-        let argv = ["nsenter", &enter, "--", "ip"];
-        Cmd::new(argv.into_iter().chain(words.split(' ')))
-            .ok()
-            .context("cannot connect a network namespace")?;
-    }
+    let done = JOIN
+        .run(&[&path(&file), &path(netns), address, machine])
+        .ok();
+    done.context("cannot connect a network namespace")?;
     Ok(file)
 }
 

@@ -9,9 +9,9 @@ use anyhow::{Context, Result};
 
 use crate::assets::PRODUCT;
 use crate::bed::Bed;
-use crate::sh::Cmd;
+use crate::sh::{Script, path, script};
 
-const PACK: &str = include_str!("../files/release-packages.sh");
+const PACK: Script = script!("release-packages.sh");
 
 /// The installed version, and the version of the upgrade.
 const VERSIONS: [&str; 2] = ["0.0.1", "99.0.0"];
@@ -31,11 +31,8 @@ fn names(rpm: bool) -> [String; 2] {
 pub fn build(bed: &Bed) -> Result<PathBuf> {
     let directory = bed.programs.join("packages");
     let program = bed.programs.join(PRODUCT);
-    let paths = [&bed.repo, &program, &directory];
-    let mut argv = ["/bin/sh", "-c", PACK, "sh"].map(String::from).to_vec();
-    argv.extend(paths.map(|path| path.to_string_lossy().into_owned()));
-    argv.extend(VERSIONS.map(String::from));
-    Cmd::new(argv)
+    let [repo, program, packages] = [&bed.repo, &program, &directory].map(|place| path(place));
+    PACK.run(&[&repo, &program, &packages, VERSIONS[0], VERSIONS[1]])
         .deadline(Duration::from_secs(900))
         .ok()
         .context("cannot build the release packages")?;

@@ -1,23 +1,20 @@
 //! Root filesystems, built by mmdebstrap from the archive that the host itself uses.
 
-use std::fmt::Write;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::bed::{Bed, remove_file};
-use crate::sh::Cmd;
+use crate::bed::Bed;
+use crate::sh::{Cmd, Script, path, script};
 use crate::tables::Root;
 
 /// Archives remove the headers of older kernels, so a root that is older than this may contain a
 /// kernel without headers in the archive.
 pub const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// A part of the recipe, because a change of this file may change the result.
-const SOURCE: &str = include_str!("rootfs.rs");
+const BUILD: Script = script!("root.sh");
 
 /// The key of the archive, on the host and in its machines.
 pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
@@ -72,56 +69,35 @@ fn parse_mirror(text: &str) -> Option<Mirror> {
 /// cache.
 pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
     let mirror = mirror()?;
-    let recipe = format!("{spec:?}\n{mirror:?}\n{SOURCE}");
     // Runs before the packages are installed, so that the image is built once.
     let hook = initramfs_hook(&spec.initramfs);
-    let mut suites = suites(spec, &mirror);
-    if spec.point_release {
-        suites.truncate(1);
-    }
+    let recipe = format!("{spec:?}\n{mirror:?}\n{hook}\n{}", BUILD.text);
     bed.cached("root", &recipe, Some(MAX_AGE), |dir| {
-        let list: String = suites
-            .iter()
-            .map(|(site, suite)| format!("deb [signed-by={KEYRING}] {site} {suite} main\n"))
-            .collect();
-        // Its mounts disappear with its namespace, even if it is killed.
-        let mut argv = ["unshare", "--mount", "--propagation=private"]
-            .map(String::from)
-            .to_vec();
-        argv.extend([
-            "mmdebstrap".to_string(),
-            "--variant=minbase".into(),
-            "--mode=root".into(),
-            "--quiet".into(),
-            // An incomplete root is discarded, so no sync is needed.
-            "--dpkgopt=force-unsafe-io".into(),
-            format!("--include={}", spec.packages.join(",")),
+        let command = BUILD.mounting(&[
+            &path(&dir.join("root")),
+            &spec.suite,
+            &spec.packages.join(","),
+            &mirror.main,
+            &mirror.security,
+            &spec.point_release.to_string(),
+            &hook,
         ]);
-        argv.extend(hook.map(|hook| format!("--essential-hook={hook}")));
-        argv.extend([
-            spec.suite.clone(),
-            dir.join("root").to_string_lossy().into_owned(),
-            "-".into(),
-        ]);
-        Cmd::new(argv)
-            .stdin(list)
-            .deadline(Duration::from_secs(1200))
-            .ok()?;
-        finish(&dir.join("root"), spec, &mirror)
+        command.deadline(Duration::from_secs(1200)).ok().map(drop)
     })
 }
 
 /// Configures a small initramfs: on an emulated CPU building and unpacking a large one takes longer than a boot.
-fn initramfs_hook(modules: &[String]) -> Option<String> {
-    (!modules.is_empty()).then(|| {
-        format!(
-            "mkdir -p \"$1/etc/initramfs-tools/conf.d\" &&
-             printf 'MODULES=list\\nCOMPRESS=gzip\\nCOMPRESSLEVEL=1\\n' \
-                 >\"$1/etc/initramfs-tools/conf.d/testbed.conf\" &&
-             printf '%s\\n' {} >\"$1/etc/initramfs-tools/modules\"",
-            modules.join(" ")
-        )
-    })
+fn initramfs_hook(modules: &[String]) -> String {
+    if modules.is_empty() {
+        return String::new();
+    }
+    format!(
+        "mkdir -p \"$1/etc/initramfs-tools/conf.d\" &&
+         printf 'MODULES=list\\nCOMPRESS=gzip\\nCOMPRESSLEVEL=1\\n' \
+             >\"$1/etc/initramfs-tools/conf.d/testbed.conf\" &&
+         printf '%s\\n' {} >\"$1/etc/initramfs-tools/modules\"",
+        modules.join(" ")
+    )
 }
 
 /// The version of the kernel in a root. The machine reports it as its running kernel in
@@ -139,64 +115,6 @@ pub fn kernel(root: &Path) -> Result<String> {
     }
 }
 
-fn finish(root: &Path, spec: &Root, mirror: &Mirror) -> Result<()> {
-    let at = |path: &str| root.join(path);
-    for old in [
-        "etc/apt/sources.list",
-        "etc/apt/sources.list.d/0000sources.list",
-        "etc/hostname",
-        // A link if systemd-resolved is installed.
-        "etc/resolv.conf",
-    ] {
-        remove_file(&at(old))?;
-    }
-    let files = [
-        (
-            "etc/apt/sources.list.d/debian.sources",
-            sources(spec, mirror),
-        ),
-        (
-            "etc/hosts",
-            "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n".into(),
-        ),
-        // The resolver of slirp4netns; it forwards to the host's.
-        ("etc/resolv.conf", "nameserver 10.0.2.3\n".into()),
-        // Empty, so that each machine generates its own at its first boot.
-        ("etc/machine-id", String::new()),
-    ];
-    for (path, text) in files {
-        fs::write(at(path), text).with_context(|| format!("cannot write {path}"))?;
-        fs::set_permissions(at(path), fs::Permissions::from_mode(0o644))
-            .with_context(|| format!("cannot set the mode of {path}"))?;
-    }
-    Ok(())
-}
-
-fn suites<'a>(spec: &'a Root, mirror: &'a Mirror) -> Vec<(&'a str, String)> {
-    vec![
-        (&mirror.main, spec.suite.clone()),
-        (&mirror.main, format!("{}-updates", spec.suite)),
-        (&mirror.security, format!("{}-security", spec.suite)),
-    ]
-}
-
-/// The sources as in Debian's cloud images.
-fn sources(spec: &Root, mirror: &Mirror) -> String {
-    let mut text = String::new();
-    let stanzas = [
-        (&mirror.main, format!("{0} {0}-updates", spec.suite)),
-        (&mirror.security, format!("{}-security", spec.suite)),
-    ];
-    for (site, suites) in stanzas {
-        let written = write!(
-            text,
-            "Types: deb\nURIs: {site}\nSuites: {suites}\nComponents: main\nSigned-By: {KEYRING}\n\n"
-        );
-        debug_assert!(written.is_ok(), "a String takes every write");
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,23 +128,5 @@ mod tests {
         assert_eq!(mirror.main, "http://m.example/debian");
         assert_eq!(mirror.security, "http://s.example/sec");
         assert_eq!(parse_mirror("Other http://other.example x\n"), None);
-    }
-
-    #[test]
-    fn sources_contain_only_main() {
-        let spec = Root {
-            suite: "bookworm".into(),
-            point_release: false,
-            initramfs: Vec::new(),
-            packages: vec![],
-            almalinux: None,
-        };
-        let mirror = Mirror {
-            main: "http://m".into(),
-            security: "http://s".into(),
-        };
-        let text = sources(&spec, &mirror);
-        assert!(text.contains("Suites: bookworm bookworm-updates\nComponents: main\n"));
-        assert!(!text.contains("non-free"));
     }
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::assets::{Assets, values};
 use crate::bed::Bed;
-use crate::cases::{Boot, Case, Step, fill};
+use crate::cases::{Action, Boot, Case, Step, fill};
 use crate::cluster::Cluster;
 use crate::machine::{Machine, Used};
 use crate::server::Server;
@@ -200,7 +200,8 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
             if wish.agents {
                 agents::equip(&machine, built, programs)?;
             }
-            Some(Cluster::start(&machine, (programs, for_pods), wish)?)
+            let programs = (&**programs, &**for_pods);
+            Some(Cluster::start(stage.bed, &machine, programs, wish)?)
         }
         _ => None,
     };
@@ -265,41 +266,11 @@ impl Running<'_> {
         let before = (step.measure.as_ref())
             .map(|_| anyhow::Ok((self.machine.used()?, self.machine.peak())))
             .transpose()?;
-        let limit =
-            (step.within).map_or_else(|| self.stage.deadline(step.deadline), Duration::from_secs);
-        let result = if let Some(script) = units::script(step) {
-            power::wake(&mut self.machine, limit).and_then(|()| self.command(step, &script, limit))
-        } else if let Some(boot) = step.boot {
-            self.reboot(boot)
-        } else if let Some(serving) = &step.server {
-            let mut serving = serving.clone();
-            if let Some(package) = &mut serving.package {
-                *package = fill(package, &self.values)?;
-            }
-            self.server
-                .behave(&self.machine, &serving)
-                .map(|()| serving.tell())
-        } else if let Some(state) = step.network {
-            self.machine.network(state).map(|()| format!("{state:?}"))
-        } else if let Some(behaviour) = step.control_plane {
-            let cluster = self.cluster.as_mut().context("no control plane")?;
-            (cluster.behave(&self.machine, behaviour)).map(|()| format!("{behaviour:?}"))
-        } else if let Some(script) = &step.until {
-            fill(script, &self.values)
-                .and_then(|script| power::until(&mut self.machine, &script, step.reboots, limit))
-        } else if let Some(script) = &step.cut_when {
-            fill(script, &self.values)
-                .and_then(|script| power::cut_when(&mut self.machine, &script, step.reboots, limit))
-        } else if let Some(text) = &step.cut_at_console {
-            fill(text, &self.values)
-                .and_then(|text| power::cut_at_console(&mut self.machine, &text, limit))
-        } else if let Some(command) = &step.cut_at_records {
-            fill(command, &self.values).and_then(|command| {
-                power::cut_at_records(&mut self.machine, &command, step.every, limit)
-            })
-        } else {
-            power::wake(&mut self.machine, limit).and_then(|()| self.unchanged())
+        let limit = match step.within {
+            Some(seconds) => Duration::from_secs(seconds),
+            None => self.stage.deadline(step.deadline.unwrap_or(600)),
         };
+        let result = self.act(step, limit);
         let result = result.and_then(|said| self.console_has(&step.console).map(|()| said));
         self.row(&step.title, start, result.as_deref().unwrap_or("FAILED"));
         if let (Some(name), Some((before, peak))) = (&step.measure, before) {
@@ -316,6 +287,47 @@ impl Running<'_> {
         result.map(drop)
     }
 
+    fn act(&mut self, step: &Step, limit: Duration) -> Result<String> {
+        use Action::{CutAtConsole, CutAtRecords, CutWhen, Until};
+        let text = match &step.action {
+            Until(text) | CutWhen(text) | CutAtConsole(text) | CutAtRecords(text) => {
+                fill(text, &self.values)?
+            }
+            _ => String::new(),
+        };
+        let machine = &mut self.machine;
+        match &step.action {
+            Action::Run(_) | Action::Join(_) | Action::Resumed => {
+                power::wake(machine, limit)?;
+                self.command(step, limit)
+            }
+            Action::Boot(boot) => self.reboot(*boot),
+            Action::Server(serving) => {
+                let mut serving = serving.clone();
+                if let Some(package) = &mut serving.package {
+                    *package = fill(package, &self.values)?;
+                }
+                self.server.behave(machine, &serving)?;
+                Ok(serving.tell())
+            }
+            Action::Network(state) => machine.network(*state).map(|()| format!("{state:?}")),
+            Action::ControlPlane(behaviour) => {
+                let cluster = self.cluster.as_mut().context("no control plane")?;
+                (cluster.behave(machine, *behaviour)).map(|()| format!("{behaviour:?}"))
+            }
+            Until(_) => power::until(machine, &text, step.reboots, limit),
+            CutWhen(_) => power::cut_when(machine, &text, step.reboots, limit),
+            CutAtConsole(_) => power::cut_at_console(machine, &text, limit),
+            CutAtRecords(_) => {
+                power::cut_at_records(machine, &text, step.every.unwrap_or(1), limit)
+            }
+            Action::Unchanged => {
+                power::wake(machine, limit)?;
+                self.unchanged()
+            }
+        }
+    }
+
     fn console_has(&self, texts: &[String]) -> Result<()> {
         for text in texts {
             let console = self.machine.console()?;
@@ -329,8 +341,9 @@ impl Running<'_> {
         Ok(())
     }
 
-    fn command(&mut self, step: &Step, script: &str, limit: Duration) -> Result<String> {
-        let script = fill(script, &self.values)?;
+    fn command(&mut self, step: &Step, limit: Duration) -> Result<String> {
+        let script = units::script(step).context("a step without a script")?;
+        let script = fill(&script, &self.values)?;
         if self.stage.tell && step.show {
             out::say(format!("  # {}", script.trim().replace('\n', "\n  # ")));
         }

@@ -1,5 +1,6 @@
 //! Runs a program with a deadline. Its output is kept and, on request, shown while it runs.
 
+use std::borrow::Cow;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -29,6 +30,57 @@ pub struct Cmd {
     deadline: Duration,
     show: Option<String>,
     terminal: bool,
+}
+
+/// A shell script of `files/`, compiled in. Messages contain its name instead of its text.
+#[derive(Clone, Copy, Debug)]
+pub struct Script {
+    pub name: &'static str,
+    pub text: &'static str,
+}
+
+/// A script of `files/` by its file name.
+macro_rules! script {
+    ($name:literal) => {
+        $crate::sh::Script {
+            name: $name,
+            text: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/files/", $name)),
+        }
+    };
+}
+pub(crate) use script;
+
+impl Script {
+    /// Its command line.
+    pub fn argv(self, arguments: &[&str]) -> Vec<String> {
+        let argv = [&["/bin/sh", "-c", self.text, self.name], arguments].concat();
+        argv.into_iter().map(String::from).collect()
+    }
+
+    /// Runs it on the host.
+    pub fn run(self, arguments: &[&str]) -> Cmd {
+        Cmd::new(self.argv(arguments))
+    }
+
+    /// The same. Its mounts disappear with it, even if it is killed.
+    pub fn mounting(self, arguments: &[&str]) -> Cmd {
+        let apart = ["unshare", "--mount", "--propagation=private"].map(String::from);
+        Cmd::new(apart.into_iter().chain(self.argv(arguments)))
+    }
+}
+
+/// A path as an argument.
+pub fn path(path: &Path) -> Cow<'_, str> {
+    path.to_string_lossy()
+}
+
+/// A command line for messages, without the text of scripts.
+fn line(argv: &[String]) -> String {
+    let told = |word: &String| match word.starts_with("#!") {
+        true => "...".to_string(),
+        false => word.clone(),
+    };
+    argv.iter().map(told).collect::<Vec<_>>().join(" ")
 }
 
 /// The result of a program.
@@ -93,7 +145,7 @@ impl Cmd {
 
     /// Runs it and returns its result. Fails only if it could not be started.
     pub fn run(self) -> Result<Done> {
-        let line = self.argv.join(" ");
+        let line = line(&self.argv);
         let (program, arguments) = self.argv.split_first().context("an empty command")?;
         let mut command = Command::new(program);
         command
@@ -181,7 +233,7 @@ impl Done {
 
 /// Starts a program that continues in its own process group, with its output in a file.
 pub fn daemon(argv: &[String], log: &Path) -> Result<Child> {
-    let line = argv.join(" ");
+    let line = line(argv);
     let (program, arguments) = argv.split_first().context("an empty command")?;
     let file =
         std::fs::File::create(log).with_context(|| format!("cannot write {}", log.display()))?;

@@ -102,7 +102,7 @@ impl TryFrom<ImageRow> for Image {
 }
 
 /// A machine.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct MachineSpec {
     pub about: String,
@@ -148,10 +148,11 @@ pub struct MachineSpec {
 }
 
 /// How a machine runs.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// A container booted by systemd-nspawn: native speed, the host's kernel.
+    #[default]
     Container,
     /// Emulated by QEMU: its own kernel, its own bus, reboots and power losses.
     Vm,

@@ -10,10 +10,11 @@ use anyhow::{Context, Result, bail};
 use crate::bed::Bed;
 use crate::repo::{PORT, Repositories};
 use crate::rootfs;
-use crate::sh::Cmd;
+use crate::sh::{Script, path, script};
 use crate::tables::Root;
 
-const ROOT: &str = include_str!("../files/ubuntu-root.sh");
+const ROOT: Script = script!("ubuntu-root.sh");
+const INSTALL: Script = script!("install-packages.sh");
 
 /// The archive in the table of repositories.
 const ARCHIVE: &str = "ubuntu";
@@ -21,36 +22,16 @@ const ARCHIVE: &str = "ubuntu";
 /// The path of its key, as in Ubuntu.
 const KEYRING: &str = "usr/share/keyrings/ubuntu-archive-keyring.gpg";
 
-/// Installs packages into the offline root `$1`. An incomplete root is discarded.
-const INSTALL: &str = r#"
-cd "$1" && shift
-mkdir run/packages
-cp -- "$@" run/packages
-mount -t proc proc proc
-mount --bind /dev dev
-LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive chroot . /bin/sh -c 'dpkg --force-unsafe-io -i /run/packages/*.deb'
-rm -r run/packages
-"#;
-
 /// Returns the directory with the root filesystem, in its subdirectory `root`: the Debian root of the entry `spec`,
 /// modified to simulate Ubuntu, and without a kernel.
 pub fn build(bed: &Bed, name: &str, spec: &Root) -> Result<PathBuf> {
     let base = rootfs::build(bed, spec)?;
-    let recipe = format!("{} {ROOT}", base.display());
+    let recipe = format!("{} {}", base.display(), ROOT.text);
     bed.cached(name, &recipe, Some(rootfs::MAX_AGE), |dir| {
-        let (from, to) = (base.join("root"), dir.join("root"));
-        Cmd::new([
-            "/bin/sh",
-            "-euc",
-            ROOT,
-            "sh",
-            &from.to_string_lossy(),
-            &to.to_string_lossy(),
-        ])
-        .deadline(Duration::from_secs(600))
-        .ok()
-        .context("cannot make Debian look like Ubuntu")?;
-        Ok(())
+        let command = ROOT.run(&[&path(&base.join("root")), &path(&dir.join("root"))]);
+        let done = command.deadline(Duration::from_secs(600)).ok();
+        done.context("cannot make Debian look like Ubuntu")
+            .map(drop)
     })
 }
 
@@ -80,7 +61,16 @@ pub fn configure(root: &Path, kernel: &str, repositories: &Repositories) -> Resu
     if packages.is_empty() {
         bail!("no suite has the kernel {kernel}");
     }
-    install(root, &packages).with_context(|| format!("cannot install the kernel {kernel}"))
+    let root = path(root);
+    let packages: Vec<_> = packages.iter().map(|file| path(file)).collect();
+    let argv: Vec<&str> = [&root]
+        .into_iter()
+        .chain(&packages)
+        .map(|word| &**word)
+        .collect();
+    let done = INSTALL.mounting(&argv).ok();
+    done.with_context(|| format!("cannot install the kernel {kernel}"))
+        .map(drop)
 }
 
 /// The packages of a directory with matching names; none if it does not exist.
@@ -97,21 +87,4 @@ fn debs(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
         }
     }
     Ok(found)
-}
-
-fn install(root: &Path, packages: &[PathBuf]) -> Result<()> {
-    let mut argv = [
-        "unshare",
-        "--mount",
-        "--propagation=private",
-        "/bin/sh",
-        "-euc",
-        INSTALL,
-        "sh",
-        &root.to_string_lossy(),
-    ]
-    .map(String::from)
-    .to_vec();
-    argv.extend(packages.iter().map(|path| path.to_string_lossy().into()));
-    Cmd::new(argv).ok().map(drop)
 }

@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 
-use crate::cases::Step;
+use crate::cases::{Action, Step};
 use crate::sh::quoted;
 
 /// Exits with the exit code of the unit `$unit`, in the form of a shell.
@@ -30,31 +30,25 @@ until systemctl show -P ActiveState "$unit" | grep -qxE 'inactive|failed'; do sl
 
 /// The script of a step, if it has one.
 pub fn script(step: &Step) -> Option<Cow<'_, str>> {
-    if step.resumed {
-        return Some(Cow::Owned(format!(
+    Some(match (&step.action, &step.background) {
+        (Action::Resumed, _) => Cow::Owned(format!(
             "{RESUMED}{END}if [ -e \"/etc/systemd/system/$unit\" ]; then\n    \
              [ \"$status\" != 0 ] || {{ echo \"$unit is still there\" >&2; exit 99; }}\n    \
              exit \"$status\"\nfi\njournal=/var/lib/gpu-bootstrap/journal.jsonl\n{BY_RECORD}"
-        )));
-    }
-    if let Some(unit) = &step.join {
-        return Some(Cow::Owned(format!(
+        )),
+        (Action::Join(unit), _) => Cow::Owned(format!(
             "unit={unit}\n\
              while [ \"$(systemctl show -P SubState \"$unit\")\" = running ]; do sleep 0.5; done\n\
              {END}systemctl stop \"$unit\"\n\
              systemctl reset-failed \"$unit\" 2>/dev/null\n\
              exit \"$status\"\n"
-        )));
-    }
-    let script = step.run.as_ref()?;
-    match &step.background {
-        None => Some(Cow::Borrowed(script)),
-        Some(unit) => Some(Cow::Owned(background(
-            unit,
-            script,
-            step.until_said.as_deref(),
-        ))),
-    }
+        )),
+        (Action::Run(script), None) => Cow::Borrowed(script),
+        (Action::Run(script), Some(unit)) => {
+            Cow::Owned(background(unit, script, step.until_said.as_deref()))
+        }
+        _ => return None,
+    })
 }
 
 fn background(unit: &str, script: &str, until_said: Option<&str>) -> String {

@@ -144,8 +144,10 @@ fn duplicate_case_is_rejected() {
 #[test]
 fn ignored_step_key_is_rejected() {
     let ignored = |text: &str| {
-        let step: Step = toml::from_str(&format!("title = 't'\n{text}")).unwrap();
-        step.ignored().join(" ")
+        let step = toml::from_str::<Step>(&format!("title = 't'\n{text}"));
+        step.err()
+            .map(|error| error.to_string())
+            .unwrap_or_default()
     };
     for text in [
         "run = ''\nexit = 3\nstdout = ['x']\njson = { '/a' = 1 }\nshow = true\ndeadline = 9",
@@ -169,6 +171,9 @@ fn ignored_step_key_is_rejected() {
         ("cut-when = ''\nevery = 2", "`every`"),
         ("run = ''\ndid = 'plan'\nfails = []", "`fails`"),
         ("unchanged = true\nexit = 1", "`exit`"),
+        ("boot = 'plain'\nexti = 1", "`exti`"),
+        ("boot = 'plain'\nrun = ''", "one of `run`"),
+        ("exit = 1", "one of `run`"),
         (
             "run = ''\nbackground = 'u'\nonly-queries = true",
             "`only-queries`",

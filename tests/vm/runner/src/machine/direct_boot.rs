@@ -11,9 +11,8 @@ use anyhow::{Context, Result, bail};
 
 use super::selinux;
 use super::vm::Source;
-use super::{Frame, keygen, sparse};
+use super::{Frame, ext4, keygen};
 use crate::bed::remove_file;
-use crate::group::Part;
 use crate::qemu::DISKS;
 use crate::seed;
 use crate::sh::Cmd;
@@ -143,22 +142,7 @@ fn make_disk(frame: &Frame) -> Result<()> {
     if selinux::is_wanted(&frame.root()) {
         selinux::label(frame)?;
     }
-    sparse(&disk, DISK_BYTES)?;
-    let argv = [
-        "mke2fs",
-        "-q",
-        "-t",
-        "ext4",
-        "-L",
-        "root",
-        "-d",
-        &frame.root().to_string_lossy(),
-        &disk.to_string_lossy(),
-    ]
-    .map(String::from);
-    Cmd::new(frame.group.inside(Part::Support, &argv))
-        .ok()
-        .context("cannot make a disk")?;
+    ext4(&frame.group, "root", &frame.root(), &disk, DISK_BYTES)?;
     let seed = frame.seed();
     match seed.exists() {
         true => seed::add(&seed, "vendor-data", VENDOR_DATA),

@@ -37,14 +37,7 @@ impl Disk {
             image: dir.join("layer").join(FILE),
             root: dir.join("root"),
         };
-        super::sparse(&disk.image, mib << 20)?;
-        let [from, image] = [from, &disk.image].map(|path| path.to_string_lossy());
-        let argv = [
-            "mke2fs", "-q", "-t", "ext4", "-L", "root", "-d", &from, &image,
-        ];
-        Cmd::new(group.inside(Part::Support, &argv.map(String::from)))
-            .ok()
-            .context("cannot make a disk")?;
+        super::ext4(group, "root", from, &disk.image, mib << 20)?;
         disk.mount(group)?;
         Ok(disk)
     }

@@ -14,7 +14,6 @@ use super::vm::Source;
 use super::{Frame, keygen};
 use crate::bed::Bed;
 use crate::disk_image::DISK;
-use crate::group::Part;
 use crate::qemu::{self, DISKS};
 use crate::seed;
 use crate::sh::Cmd;
@@ -127,15 +126,8 @@ impl Image {
         fs::create_dir_all(&inside).context("cannot create a directory")?;
         fs::rename(root.join("etc/hosts"), inside.join("hosts")).context("cannot move a file")?;
         let disk = frame.dir.join("payload.img");
-        super::sparse(&disk, 1 << 30)?;
-        let [root, disk] = [&root, &disk].map(|path| path.to_string_lossy());
-        let argv = [
-            "mke2fs", "-q", "-t", "ext4", "-L", LABEL, "-d", &root, &disk,
-        ];
-        Cmd::new(frame.group.inside(Part::Support, &argv.map(String::from)))
-            .ok()
+        super::ext4(&frame.group, LABEL, &root, &disk, 1 << 30)
             .context("cannot make the disk with the payload")
-            .map(drop)
     }
 }
 

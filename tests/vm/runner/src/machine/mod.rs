@@ -578,6 +578,17 @@ fn keygen(file: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Creates a sparse file of this size with an ext4 filesystem that contains the files below `from`.
+fn ext4(group: &Group, label: &str, from: &Path, disk: &Path, size: u64) -> Result<()> {
+    sparse(disk, size)?;
+    let [from, disk] = [from, disk].map(|path| path.to_string_lossy());
+    let argv = [
+        "mke2fs", "-q", "-t", "ext4", "-L", label, "-d", &from, &disk,
+    ];
+    let done = Cmd::new(group.inside(Part::Support, &argv.map(String::from))).ok();
+    done.context("cannot make a disk").map(drop)
+}
+
 fn sparse(file: &Path, size: u64) -> Result<()> {
     File::create(file)
         .and_then(|made| made.set_len(size))

@@ -1,7 +1,5 @@
 //! Injected faults of a server.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
@@ -84,17 +82,5 @@ impl Serving {
             text.push_str("; only reachable through a proxy");
         }
         text
-    }
-}
-
-/// Counts how often a fault has happened.
-#[derive(Debug, Default)]
-pub struct Count(AtomicU32);
-
-impl Count {
-    /// Whether it must happen again.
-    pub fn again(&self, times: Option<u32>) -> bool {
-        let before = self.0.fetch_add(1, Ordering::SeqCst);
-        times.is_none_or(|times| before < times)
     }
 }

@@ -1,182 +1,181 @@
 //! Serves the files of the repositories, with faults.
 
-use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::net::TcpStream;
+use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use clap::Args;
 
-use super::fault::{Count, Fault, Serving};
+use super::fault::{Fault, Serving};
 use super::request::Request;
-use super::{FAULT, Next, empty};
+use super::{Answer, FAULT, empty};
 use crate::{out, repo};
 
 /// Download path of the product, on each host.
 pub const PROGRAM: &str = "gpu-bootstrap";
 
-/// Served files.
-#[derive(Debug)]
+/// Served files, and how they are served.
+#[derive(Args, Debug)]
 pub struct Site {
+    /// Directory to serve
     pub root: PathBuf,
-    /// The directories that are served during a fault, one for each kind.
+    /// Directory to serve during a fault, with a subdirectory for each kind
+    #[arg(long)]
     pub faults: PathBuf,
+    #[arg(long)]
+    pub listen: String,
+    /// Network namespace to listen in [default: its own]
+    #[arg(long)]
+    pub netns: Option<PathBuf>,
+    /// Behavior, as JSON
+    #[arg(long, value_parser = serving)]
     pub serving: Serving,
-    /// The fault applies below this path.
+    /// Path prefix that a fault applies to
+    #[arg(long)]
     pub below: String,
-    /// The product, served as [`PROGRAM`].
+    /// Binary of the product
+    #[arg(long)]
     pub program: PathBuf,
-    /// `host:port` of the repositories, for a proxy.
+    /// Host names and ports that a proxy serves itself
+    #[arg(long = "host")]
     pub hosts: Vec<String>,
-    pub cuts: Count,
+    /// How often the connection was closed in the middle of a package.
+    #[arg(skip)]
+    pub cuts: AtomicU32,
 }
 
-/// A part of a file that is being sent.
-struct Body {
-    file: File,
-    size: u64,
-    start: u64,
+fn serving(text: &str) -> Result<Serving, serde_json::Error> {
+    serde_json::from_str(text)
 }
 
 impl Site {
     pub(super) fn answer(
         &self,
-        writer: &mut impl Write,
+        mut stream: &TcpStream,
         request: &Request,
         target: &str,
-    ) -> Result<(u16, Next)> {
+    ) -> Result<Answer> {
         let with_body = request.method == "GET";
         if !with_body && request.method != "HEAD" {
-            return Ok((empty(writer, 405, "Method Not Allowed")?, Next::Keep));
+            return empty(stream, 405, "Method Not Allowed");
         }
         let fault = self.fault_at(target);
         if fault == Some(Fault::Unavailable) {
             happened(Fault::Unavailable);
-            return Ok((empty(writer, 503, "Service Unavailable")?, Next::Keep));
+            return empty(stream, 503, "Service Unavailable");
         }
         let Some(path) = self.locate(target, fault) else {
-            if fault == Some(Fault::Missing) {
-                happened(Fault::Missing);
-            }
-            return Ok((empty(writer, 404, "Not Found")?, Next::Keep));
+            return empty(stream, 404, "Not Found");
         };
         let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
         let size = file.metadata().context("cannot measure a file")?.len();
-        let asked = request.headers.get("range");
-        let (status, reason, start) = match asked.and_then(|value| range_start(value)) {
+        let range = request.headers.get("range");
+        let (status, reason, start, more) = match range.and_then(|value| range_start(value)) {
             Some(start) if start >= size => {
-                return Ok((empty(writer, 416, "Range Not Satisfiable")?, Next::Keep));
+                return empty(stream, 416, "Range Not Satisfiable");
             }
-            Some(start) => (206, "Partial Content", start),
-            None => (200, "OK", 0),
+            Some(start) => {
+                let range = format!("Content-Range: bytes {start}-{}/{size}\r\n", size - 1);
+                (206, "Partial Content", start, range)
+            }
+            None => (200, "OK", 0, String::new()),
         };
         write!(
-            writer,
+            stream,
             "HTTP/1.1 {status} {reason}\r\nContent-Type: application/octet-stream\r\n\
-             Accept-Ranges: bytes\r\nContent-Length: {}\r\n",
+             Accept-Ranges: bytes\r\nContent-Length: {}\r\n{more}\r\n",
             size - start
         )?;
-        if status == 206 {
-            write!(
-                writer,
-                "Content-Range: bytes {start}-{}/{size}\r\n",
-                size - 1
-            )?;
-        }
-        write!(writer, "\r\n")?;
-        let next = match with_body {
-            true => self.send(writer, Body { file, size, start }, fault)?,
-            false => Next::Keep,
-        };
-        writer.flush()?;
-        Ok((status, next))
+        Ok((
+            status,
+            !with_body || self.send(stream, file, start..size, fault)?,
+        ))
     }
 
     /// The fault at this path.
     fn fault_at(&self, target: &str) -> Option<Fault> {
         let fault = self.serving.fault?;
         let path = plain(target)?;
-        if !path.starts_with(&self.below) {
-            return None;
-        }
-        if matches!(
-            fault,
-            Fault::WrongKey
-                | Fault::HalfSynced
-                | Fault::Unsigned
-                | Fault::Down
-                | Fault::Unavailable
-        ) {
-            return Some(fault);
-        }
-        let name = path.file_name()?.to_str()?;
-        let package = package(name)?;
-        let hit = self
-            .serving
-            .package
-            .as_ref()
-            .is_none_or(|one| one == package);
-        hit.then_some(fault)
+        let hit = match fault {
+            Fault::Tampered | Fault::Missing | Fault::Slow | Fault::Cut => {
+                let package = path.file_name()?.to_str().and_then(package)?;
+                (self.serving.package.as_ref()).is_none_or(|one| one == package)
+            }
+            _ => true,
+        };
+        (hit && path.starts_with(&self.below)).then_some(fault)
     }
 
     /// The file of a target, if it is a file below the root.
     fn locate(&self, target: &str, fault: Option<Fault>) -> Option<PathBuf> {
         let path = plain(target)?;
         let overlay = match fault {
-            Some(Fault::Missing) => return None,
+            Some(Fault::Missing) => {
+                happened(Fault::Missing);
+                return None;
+            }
             Some(Fault::WrongKey) => Some(repo::WRONG_KEY),
             Some(Fault::HalfSynced) => Some(repo::HALF_SYNCED),
             Some(Fault::Unsigned) => Some(repo::UNSIGNED),
             _ => None,
         };
-        let is_file = |path: &PathBuf| fs::metadata(path).is_ok_and(|meta| meta.is_file());
-        let shown = overlay
-            .map(|kind| self.faults.join(kind).join(&path))
-            .filter(is_file);
+        let shown = overlay.map(|kind| self.faults.join(kind).join(&path));
+        let shown = shown.filter(|path| path.is_file());
         if let (Some(fault), Some(_)) = (fault, &shown) {
             happened(fault);
         }
         if path == Path::new(PROGRAM) {
             return Some(self.program.clone());
         }
-        shown.or_else(|| Some(self.root.join(&path)).filter(is_file))
+        shown.or_else(|| Some(self.root.join(&path)).filter(|path| path.is_file()))
     }
 
-    fn send(&self, writer: &mut impl Write, mut body: Body, fault: Option<Fault>) -> Result<Next> {
-        body.file.seek(SeekFrom::Start(body.start))?;
-        let rest = body.size - body.start;
+    /// Sends this part of a file. Returns whether the connection stays open.
+    fn send(
+        &self,
+        mut stream: &TcpStream,
+        mut file: File,
+        part: Range<u64>,
+        fault: Option<Fault>,
+    ) -> Result<bool> {
+        file.seek(SeekFrom::Start(part.start))?;
+        let again = || {
+            let before = self.cuts.fetch_add(1, Ordering::SeqCst);
+            self.serving.times.is_none_or(|times| before < times)
+        };
+        let fault = fault.filter(|fault| *fault != Fault::Cut || again());
+        if let Some(fault @ (Fault::Cut | Fault::Tampered | Fault::Slow)) = fault {
+            happened(fault);
+        }
+        let middle = (part.end / 2).checked_sub(part.start);
+        let mut rest = file.take(match fault {
+            // A resumed download never gets past the middle.
+            Some(Fault::Cut) => middle.unwrap_or(0),
+            _ => part.end - part.start,
+        });
         match fault {
-            Some(Fault::Cut) if self.cuts.again(self.serving.times) => {
-                happened(Fault::Cut);
-                // A resumed download never gets past the middle.
-                let count = (body.size / 2).saturating_sub(body.start);
-                std::io::copy(&mut body.file.take(count), writer)?;
-                return Ok(Next::Close);
-            }
             Some(Fault::Tampered) => {
-                happened(Fault::Tampered);
                 let mut bytes = Vec::new();
-                body.file.take(rest).read_to_end(&mut bytes)?;
-                let middle = (body.size / 2).checked_sub(body.start);
-                if let Some(byte) = middle
-                    .and_then(|at| usize::try_from(at).ok())
-                    .and_then(|at| bytes.get_mut(at))
-                {
+                rest.read_to_end(&mut bytes)?;
+                let middle = middle.and_then(|at| usize::try_from(at).ok());
+                if let Some(byte) = middle.and_then(|at| bytes.get_mut(at)) {
                     *byte ^= 0xff;
                 }
-                writer.write_all(&bytes)?;
+                stream.write_all(&bytes)?;
             }
             Some(Fault::Slow) => {
-                happened(Fault::Slow);
                 let rate = self.serving.bytes_per_second.unwrap_or(u32::MAX);
-                trickle(writer, &mut body.file.take(rest), rate)?;
+                trickle(stream, rest, rate)?;
             }
-            _ => {
-                std::io::copy(&mut body.file.take(rest), writer)?;
-            }
+            _ => drop(io::copy(&mut rest, &mut stream)?),
         }
-        Ok(Next::Keep)
+        Ok(fault != Some(Fault::Cut))
     }
 }
 
@@ -193,7 +192,7 @@ fn happened(fault: Fault) {
 }
 
 /// Sends at a limited rate, in steps so short that a client does not time out.
-fn trickle(writer: &mut impl Write, from: &mut impl Read, rate: u32) -> Result<()> {
+fn trickle(mut stream: &TcpStream, mut from: impl Read, rate: u32) -> Result<()> {
     let begin = Instant::now();
     let mut buffer = vec![0; usize::try_from(rate / 20)?.max(1)];
     let mut sent: u32 = 0;
@@ -202,8 +201,7 @@ fn trickle(writer: &mut impl Write, from: &mut impl Read, rate: u32) -> Result<(
         if count == 0 {
             return Ok(());
         }
-        writer.write_all(&buffer[..count])?;
-        writer.flush()?;
+        stream.write_all(&buffer[..count])?;
         sent += u32::try_from(count)?;
         let due = Duration::from_secs(1) * sent / rate.max(1);
         thread::sleep(due.saturating_sub(begin.elapsed()));
@@ -213,14 +211,10 @@ fn trickle(writer: &mut impl Write, from: &mut impl Read, rate: u32) -> Result<(
 /// A target as a path that cannot leave the directory that it is joined to.
 fn plain(target: &str) -> Option<PathBuf> {
     let path = decoded(target.split(['?', '#']).next()?)?;
-    let path = Path::new(path.trim_start_matches('/'));
-    path.components()
-        .all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
-        .then(|| {
-            path.components()
-                .filter(|part| matches!(part, Component::Normal(_)))
-                .collect()
-        })
+    let parts = Path::new(path.trim_start_matches('/')).components();
+    (parts.filter(|part| *part != Component::CurDir))
+        .map(|part| matches!(part, Component::Normal(_)).then_some(part))
+        .collect()
 }
 
 /// Decodes `%7e` and the like in a path.

@@ -10,18 +10,16 @@ mod request;
 use std::fs::File;
 use std::io::{BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 
-pub use fault::{Count, Fault, Serving};
-pub use files::{PROGRAM, Site};
-pub use proxy::base64;
-
 use crate::out;
+pub use fault::{Fault, Serving};
+pub use files::{PROGRAM, Site};
 pub use request::{Request, read_request};
 
 /// The log contains this once connections are accepted.
@@ -30,26 +28,24 @@ pub const READY: &str = "listening on";
 /// The log contains this each time the fault happens.
 pub const FAULT: &str = "the fault happened:";
 
-/// The address that a server listens on.
-#[derive(Clone, Debug)]
-pub struct Listener {
-    pub address: String,
-    /// The network namespace; the current one if absent.
-    pub netns: Option<PathBuf>,
-}
-
 /// Serves until the process exits.
-pub fn run(at: &Listener, site: Site) -> Result<()> {
-    let listener = match &at.netns {
-        Some(file) => bind_inside(file, &at.address)?,
-        None => bind(&at.address)?,
+pub fn run(site: Site) -> Result<()> {
+    let address = &site.listen;
+    let listener = match &site.netns {
+        Some(file) => bind_inside(file, address)?,
+        None => bind(address)?,
     };
     // The parent waits for this line, so a failed write must not be ignored.
-    writeln!(std::io::stdout(), "{READY} {}", at.address).context("cannot write the log")?;
+    writeln!(std::io::stdout(), "{READY} {address}").context("cannot write the log")?;
     serve(listener, site)
 }
 
-fn bind(address: &str) -> Result<TcpListener> {
+fn serve(listener: TcpListener, site: Site) -> Result<()> {
+    accept(&listener, move |stream| talk(stream, &site))
+}
+
+/// Listens on an address.
+pub fn bind(address: &str) -> Result<TcpListener> {
     TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))
 }
 
@@ -67,13 +63,17 @@ fn bind_inside(netns: &Path, address: &str) -> Result<TcpListener> {
     .map_err(|_| anyhow!("the thread that listens panicked"))?
 }
 
-fn serve(listener: TcpListener, site: Site) -> Result<()> {
-    let site = Arc::new(site);
+/// Serves each connection in a thread of its own.
+pub fn accept<T>(listener: &TcpListener, talk: T) -> Result<()>
+where
+    T: Fn(&TcpStream) -> Result<()> + Send + Sync + 'static,
+{
+    let talk = Arc::new(talk);
     for stream in listener.incoming() {
         let stream = stream.context("cannot accept a connection")?;
-        let site = Arc::clone(&site);
+        let talk = Arc::clone(&talk);
         thread::spawn(move || {
-            if let Err(error) = talk(&stream, &site) {
+            if let Err(error) = talk(&stream) {
                 out::say(format!("connection closed: {error:#}"));
             }
         });
@@ -81,53 +81,45 @@ fn serve(listener: TcpListener, site: Site) -> Result<()> {
     Ok(())
 }
 
-/// Whether a connection continues after a response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
-    Keep,
-    Close,
-}
+/// The status of a response, and whether its connection stays open.
+type Answer = (u16, bool);
 
 /// Handles the requests of one connection, one after the other.
 fn talk(stream: &TcpStream, site: &Site) -> Result<()> {
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     let mut reader = BufReader::new(stream);
-    let mut writer = stream;
     while let Some(request) = read_request(&mut reader)? {
-        let (status, next) = match &site.serving.login {
-            Some(login) if !proxy::admits(&request, login) => {
-                (proxy::ask(&mut writer)?, Next::Keep)
-            }
-            _ => answer(stream, site, &request)?,
-        };
+        let (status, open) = answer(stream, site, &request)?;
         out::say(format!("{status} {} {}", request.method, request.target));
-        if next == Next::Close || request.closes() {
+        if !open || request.closes() {
             break;
         }
     }
     Ok(())
 }
 
-fn answer(mut stream: &TcpStream, site: &Site, request: &Request) -> Result<(u16, Next)> {
+fn answer(stream: &TcpStream, site: &Site, request: &Request) -> Result<Answer> {
+    if (site.serving.login.as_ref()).is_some_and(|login| !proxy::admits(request, login)) {
+        return empty(stream, 407, proxy::REQUIRED);
+    }
     if request.method == "CONNECT" {
-        return Ok((proxy::tunnel(stream, request)?, Next::Close));
+        return proxy::tunnel(stream, request);
     }
     match request.address() {
         Some((host, path)) if !site.hosts.contains(&host) => {
-            Ok((proxy::forward(stream, request, &host, &path)?, Next::Close))
+            proxy::forward(stream, request, &host, &path)
         }
-        Some((_, path)) => site.answer(&mut stream, request, &path),
-        None => site.answer(&mut stream, request, &request.target),
+        Some((_, path)) => site.answer(stream, request, &path),
+        None => site.answer(stream, request, &request.target),
     }
 }
 
-fn empty(writer: &mut impl Write, status: u16, reason: &str) -> Result<u16> {
+fn empty(mut stream: &TcpStream, status: u16, reason: &str) -> Result<Answer> {
     write!(
-        writer,
+        stream,
         "HTTP/1.1 {status} {reason}\r\nContent-Length: 0\r\n\r\n"
     )?;
-    writer.flush()?;
-    Ok(status)
+    Ok((status, true))
 }
 
 #[cfg(test)]

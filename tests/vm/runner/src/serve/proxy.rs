@@ -5,10 +5,11 @@ use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 
-use super::empty;
 use super::request::Request;
+use super::{Answer, empty};
 use crate::out;
 
 const CONNECT: Duration = Duration::from_secs(20);
@@ -23,28 +24,23 @@ const OURS: [&str; 4] = [
     "keep-alive",
 ];
 
+/// The response to a request without valid credentials.
+pub const REQUIRED: &str =
+    "Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=\"test bed\"";
+
 /// Whether a request has valid credentials.
 pub fn admits(request: &Request, login: &str) -> bool {
-    request
-        .headers
-        .get("proxy-authorization")
-        .and_then(|value| value.strip_prefix("Basic "))
-        .is_some_and(|given| given == base64(login.as_bytes()))
-}
-
-/// Requests credentials.
-pub fn ask(writer: &mut impl Write) -> Result<u16> {
-    write!(
-        writer,
-        "HTTP/1.1 407 Proxy Authentication Required\r\n\
-         Proxy-Authenticate: Basic realm=\"test bed\"\r\nContent-Length: 0\r\n\r\n"
-    )?;
-    writer.flush()?;
-    Ok(407)
+    let given = request.headers.get("proxy-authorization");
+    given.is_some_and(|given| *given == format!("Basic {}", STANDARD.encode(login)))
 }
 
 /// Fetches a URL for the client, over a new connection that closes with the response.
-pub fn forward(mut client: &TcpStream, request: &Request, host: &str, path: &str) -> Result<u16> {
+pub fn forward(
+    mut client: &TcpStream,
+    request: &Request,
+    host: &str,
+    path: &str,
+) -> Result<Answer> {
     let mut server = match connect(host) {
         Ok(server) => server,
         Err(error) => return refuse(client, &error),
@@ -60,24 +56,23 @@ pub fn forward(mut client: &TcpStream, request: &Request, host: &str, path: &str
     }
     server.write_all(format!("{text}\r\n").as_bytes())?;
     std::io::copy(&mut server, &mut client).context("cannot forward a response")?;
-    Ok(200)
+    Ok((200, false))
 }
 
 /// Connects the client with a server and forwards the data of both.
-pub fn tunnel(client: &TcpStream, request: &Request) -> Result<u16> {
+pub fn tunnel(mut client: &TcpStream, request: &Request) -> Result<Answer> {
     let server = match connect(&request.target) {
         Ok(server) => server,
         Err(error) => return refuse(client, &error),
     };
-    let mut writer = client;
-    write!(writer, "HTTP/1.1 200 Connection established\r\n\r\n")?;
+    write!(client, "HTTP/1.1 200 Connection established\r\n\r\n")?;
     let (from_client, to_server) = (client.try_clone()?, server.try_clone()?);
     let up = thread::spawn(move || pass(from_client, to_server));
     pass(server, client.try_clone()?);
     if up.join().is_err() {
         out::say("a tunnel's thread panicked");
     }
-    Ok(200)
+    Ok((200, false))
 }
 
 /// Either side may close a tunnel at any time; this is not an error.
@@ -90,63 +85,22 @@ fn pass(mut from: impl Read, mut to: TcpStream) {
 }
 
 fn connect(host: &str) -> Result<TcpStream> {
-    let addresses = host
-        .to_socket_addrs()
-        .with_context(|| format!("cannot resolve {host}"))?;
-    let mut last = None;
-    for address in addresses {
+    let addresses = host.to_socket_addrs();
+    let mut result = Err(anyhow!("{host} has no address"));
+    for address in addresses.with_context(|| format!("cannot resolve {host}"))? {
         match TcpStream::connect_timeout(&address, CONNECT) {
             Ok(stream) => {
                 stream.set_read_timeout(Some(SILENCE))?;
                 return Ok(stream);
             }
-            Err(error) => last = Some(error),
+            error => result = error.with_context(|| format!("cannot reach {host}")),
         }
     }
-    match last {
-        Some(error) => Err(error).with_context(|| format!("cannot reach {host}")),
-        None => anyhow::bail!("{host} has no address"),
-    }
+    result
 }
 
-fn refuse(mut client: &TcpStream, error: &anyhow::Error) -> Result<u16> {
+fn refuse(client: &TcpStream, error: &anyhow::Error) -> Result<Answer> {
     out::say(format!("{error:#}"));
-    empty(&mut client, 502, "Bad Gateway")
-}
-
-const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-/// The encoding of RFC 4648, section 4.
-pub fn base64(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let bits = chunk.iter().enumerate().fold(0_u32, |bits, (at, byte)| {
-            bits | u32::from(*byte) << (16 - 8 * at)
-        });
-        for at in 0..4 {
-            match at <= chunk.len() {
-                true => text.push(char::from(LETTERS[(bits >> (18 - 6 * at) & 63) as usize])),
-                false => text.push('='),
-            }
-        }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_matches_rfc_examples() {
-        for (plain, coded) in [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foobar", "Zm9vYmFy"),
-        ] {
-            assert_eq!(base64(plain.as_bytes()), coded);
-        }
-    }
+    let (status, _) = empty(client, 502, "Bad Gateway")?;
+    Ok((status, false))
 }

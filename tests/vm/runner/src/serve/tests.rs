@@ -1,9 +1,10 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::AtomicU32;
 use std::thread;
 
-use super::fault::{Count, Fault, Serving};
+use super::fault::{Fault, Serving};
 use super::{Site, serve};
 
 const DEB: &str = "d/one_1.0_amd64.deb";
@@ -34,11 +35,13 @@ fn server(serving: Serving) -> Server {
     let site = Site {
         root: dir.join("www"),
         faults: dir.join("faults"),
+        listen: String::new(),
+        netns: None,
         serving,
         below: "d".into(),
         program: dir.join("product"),
         hosts: vec!["repository.test:80".into()],
-        cuts: Count::default(),
+        cuts: AtomicU32::default(),
     };
     thread::spawn(move || serve(listener, site));
     Server {
