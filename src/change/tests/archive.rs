@@ -222,13 +222,18 @@ impl Archive {
         self.installed.lock().unwrap()[name].clone()
     }
 
-    /// The installed packages, without those of a bare machine.
+    /// The packages of the database, without those of a bare machine.
+    pub(super) fn known(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.installed.lock().unwrap().keys().cloned().collect();
+        names.retain(|name| !["bash", "dpkg"].contains(&name.as_str()));
+        names
+    }
+
+    /// The same, without packages of which only the configuration remains.
     pub(super) fn there(&self) -> Vec<String> {
-        let installed = self.installed.lock().unwrap();
-        (installed.iter())
-            .filter(|(name, package)| !package.gone && !["bash", "dpkg"].contains(&name.as_str()))
-            .map(|(name, _)| name.clone())
-            .collect()
+        let mut names = self.known();
+        names.retain(|name| !self.package(name).gone);
+        names
     }
 
     /// Writes the database files.

@@ -47,7 +47,7 @@ async fn shared(kind: Kind) -> (TestMachine, Archive, Undo) {
     archive.offer("driver", Offered::new("1", &["library"]));
     let undo = (machine.apply(&install(&["driver", "docker.io"])).await).unwrap();
     let all = ["docker.io", "driver", "library", "runc"];
-    assert_eq!(archive.there(), all);
+    assert_eq!(archive.known(), all);
     (machine, archive, undo)
 }
 
@@ -58,21 +58,21 @@ async fn only_obsolete_packages_are_removed(kind: Kind) {
     machine.fakes.exec.clear_log();
     let reduced = reduce(&machine, &undo, &[]).await.unwrap();
     assert!(matches!(&reduced.reverted, Reverted::Done { what } if what.contains("2 packages")));
-    assert_eq!(archive.there(), ["driver", "library"]);
+    assert_eq!(archive.known(), ["driver", "library"]);
     let lines = machine.fakes.exec.lines();
     let reload = "systemctl daemon-reload".to_owned();
     assert!(lines.contains(&reload), "{lines:?}");
     let rest = effects(&reduced.rest);
     assert_eq!(rest.appeared, set(&["driver", "library"]));
     machine.reverts(&reduced.rest).await;
-    assert!(archive.there().is_empty());
+    assert!(archive.known().is_empty());
 }
 
 async fn held_package_is_also_removed(kind: Kind) {
     let names = ["docker.io", "driver", "library"];
     let (machine, archive, undo) = shared_and_held(kind, &names).await;
     reduce(&machine, &undo, &names).await.unwrap();
-    assert_eq!(archive.there(), ["driver", "library"]);
+    assert_eq!(archive.known(), ["driver", "library"]);
     // The driver depends on the library.
     for name in ["driver", "library"] {
         assert!(archive.package(name).held, "{name}");
@@ -107,7 +107,7 @@ async fn manually_requested_package_is_not_removed(kind: Kind) {
     };
     says(&what, "runc");
     says(&why, "manually installed after");
-    assert_eq!(archive.there(), ["driver", "library", "runc"]);
+    assert_eq!(archive.known(), ["driver", "library", "runc"]);
     assert!(archive.package("runc").held);
 }
 
@@ -117,7 +117,7 @@ async fn last_package_ends_the_reduced_transaction(kind: Kind) {
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
     let reduced = reduce(&machine, &undo, &[]).await.unwrap();
     assert!(reduced.rest.is_nothing());
-    assert!(archive.there().is_empty());
+    assert!(archive.known().is_empty());
     assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
 }
 
@@ -215,6 +215,6 @@ async fn too_large_file_in_etc_blocks_no_transaction() {
     (machine.fakes.files).damage(core, Damage::Content, Errno::EFBIG);
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
     machine.reverts(&undo).await;
-    assert!(archive.there().is_empty());
+    assert!(archive.known().is_empty());
     assert_eq!(machine.fakes.files.text(core), "much");
 }

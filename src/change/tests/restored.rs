@@ -317,11 +317,11 @@ async fn runtime_package_is_kept_while_used(kind: Kind) {
         what.contains("2 packages") && why.contains(PROGRAM),
         "{what}: {why}"
     );
-    assert_eq!(archive.there(), ["toolkit-base", "toolkit-common"]);
+    assert_eq!(archive.known(), ["toolkit-base", "toolkit-common"]);
     (machine.fakes.files).put(JSON, broken.replace("\"broken\": 1,", ""));
     machine.reverts(&keys).await;
     machine.reverts(&packages).await;
-    assert_eq!(archive.there(), [""; 0]);
+    assert_eq!(archive.known(), [""; 0]);
     // An entry with a different program is kept, and needs no package.
     let packages = machine.apply(&install(&["toolkit"])).await.unwrap();
     let keys = machine.apply(&docker()).await.unwrap();
