@@ -185,7 +185,7 @@ async fn version_missing_on_the_mirror_blocks_the_repair() {
     // interrupted transaction.
     apt.edit("docker.io", |package| package.half = false);
     apt.edit("runc", |runc| {
-        (runc.half, runc.version) = (false, "1.1.4".into())
+        (runc.half, runc.version) = (false, "1.1.4".to_owned())
     });
     let plan = machine.restarted().preview(&Change::RepairPackages).await;
     assert_eq!(plan.unwrap().as_deref(), Some("~ docker.io"));
