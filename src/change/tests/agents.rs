@@ -2,12 +2,12 @@
 
 use super::{
     archive::{Archive, Kind, Offered},
-    kit::TestMachine,
+    kit::{TestMachine, says},
     packages::install,
     with_each_manager,
 };
 use crate::{
-    change::{FollowUp, Reverted, Undo},
+    change::{FollowUp, Undo},
     host::fake::{failed, ok},
     tools::toolkit,
 };
@@ -27,13 +27,8 @@ async fn machine(kind: Kind, kill_mode: &str, has_template: bool) -> (TestMachin
     let machine = TestMachine::with(kind);
     let archive = Archive::on(&machine);
     machine.fakes.files.put_directory("/usr/bin", 0o755);
-    archive.offer(
-        "toolkit",
-        Offered {
-            conffile: Some(toolkit::RUNTIME),
-            ..Offered::new("1.18.0", &[])
-        },
-    );
+    let toolkit = Offered::new("1.18.0", &[]).configured_by(toolkit::RUNTIME);
+    archive.offer("toolkit", toolkit);
     let kill_mode = format!("KillMode={kill_mode}\n");
     (machine.fakes.exec).on("systemctl", move |cmd, files| {
         let asks = |about: &str| cmd.args.iter().any(|arg| arg.contains(about));
@@ -47,14 +42,12 @@ async fn machine(kind: Kind, kill_mode: &str, has_template: bool) -> (TestMachin
                 ok("LoadState=not-found\nActiveState=inactive\nUnitFileState=\nResult=success\n")
             }
             "restart" if asks("k3s-agent") => {
-                files.put(
-                    CONFIG,
-                    if has_template {
-                        RUNTIME
-                    } else {
-                        "version = 3\n"
-                    },
-                );
+                let text = if has_template {
+                    RUNTIME
+                } else {
+                    "version = 3\n"
+                };
+                files.put(CONFIG, text);
                 ok("")
             }
             "daemon-reload" => ok(""),
@@ -67,10 +60,8 @@ async fn machine(kind: Kind, kill_mode: &str, has_template: bool) -> (TestMachin
 }
 
 fn restarts(machine: &TestMachine) -> usize {
-    let lines = machine.fakes.exec.lines();
-    (lines.iter())
-        .filter(|line| *line == "systemctl restart -- k3s-agent.service")
-        .count()
+    let is_restart = |line: &&String| *line == "systemctl restart -- k3s-agent.service";
+    machine.fakes.exec.lines().iter().filter(is_restart).count()
 }
 
 async fn agent_is_restarted_when_the_toolkit_is_removed(kind: Kind) {
@@ -81,12 +72,8 @@ async fn agent_is_restarted_when_the_toolkit_is_removed(kind: Kind) {
             unit: "k3s-agent.service".into(),
         }],
     };
-    let reverted = machine.revert(&ours).await;
-    assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
-    let reverted = machine.revert(&undo).await;
-    let Reverted::Done { what } = &reverted else {
-        panic!("{reverted:?}");
-    };
+    machine.reverts_nothing(&ours).await;
+    let what = machine.reverts(&undo).await;
     assert!(what.contains("restarted `k3s-agent.service`"), "{what}");
     assert_eq!(restarts(&machine), 1);
     machine.revert(&ours).await;
@@ -96,27 +83,16 @@ async fn agent_is_restarted_when_the_toolkit_is_removed(kind: Kind) {
 
 async fn agent_whose_containers_would_stop_is_not_restarted(kind: Kind) {
     let (machine, undo) = machine(kind, "control-group", false).await;
-    let reverted = machine.revert(&undo).await;
-    let Reverted::Left { what, why } = &reverted else {
-        panic!("{reverted:?}");
-    };
-    assert!(
-        what.contains("`k3s-agent.service`, whose containerd"),
-        "{what}"
-    );
-    assert!(
-        why.contains("run `systemctl restart k3s-agent.service` when they may"),
-        "{why}"
-    );
+    let (what, why) = machine.reverts_in_part(&undo).await;
+    says(&what, "`k3s-agent.service`, whose containerd");
+    let words = "run `systemctl restart k3s-agent.service` when they may";
+    says(&why, words);
     assert_eq!(restarts(&machine), 0);
 }
 
 async fn template_with_the_runtime_is_kept_and_reported(kind: Kind) {
     let (machine, undo) = machine(kind, "process", true).await;
-    let reverted = machine.revert(&undo).await;
-    assert!(
-        matches!(&reverted, Reverted::Left { why, .. } if why.contains("template contains it")),
-        "{reverted:?}"
-    );
+    let (_, why) = machine.reverts_in_part(&undo).await;
+    says(&why, "template contains it");
     assert_eq!(restarts(&machine), 1);
 }

@@ -11,7 +11,7 @@ use super::{
     archive::{Archive, Kind, Offered},
     kit::TestMachine,
 };
-use crate::{host::Host, tools::packages::Manager};
+use crate::host::Host;
 
 /// The imitated scenarios.
 const SCENARIOS: [&str; 2] = ["a first installation", "removals"];
@@ -25,11 +25,8 @@ impl Imitation {
         let archive = Archive::on(&machine);
         archive.offer("demo-lib", Offered::new("1:2.0-1", &[]));
         archive.offer("demo-tool", Offered::new("1.0-1", &["demo-lib"]));
-        let app = Offered {
-            conffile: Some("/etc/demo/app.conf"),
-            ..Offered::new("1:2.0-1", &["demo-lib"])
-        };
-        archive.offer("demo-app", app);
+        let app = Offered::new("1:2.0-1", &["demo-lib"]);
+        archive.offer("demo-app", app.configured_by("/etc/demo/app.conf"));
         Self(machine)
     }
 }
@@ -56,10 +53,10 @@ fn knows(scenario: &Scenario, step: &str) -> bool {
 
 #[tokio::test]
 async fn archive_behaves_like_apt() {
-    contract::compare(Manager::Apt, || Imitation::new(Kind::Apt), knows).await;
+    contract::compare(Kind::Apt, || Imitation::new(Kind::Apt), knows).await;
 }
 
 #[tokio::test]
 async fn archive_behaves_like_dnf() {
-    contract::compare(Manager::Dnf, || Imitation::new(Kind::Dnf), knows).await;
+    contract::compare(Kind::Dnf, || Imitation::new(Kind::Dnf), knows).await;
 }

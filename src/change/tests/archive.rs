@@ -1,21 +1,20 @@
 //! A package manager in memory: a small archive, dependencies, conffiles, and package scripts that leave files, like real ones.
-//! It imitates apt, dnf or [`super::tiny`], so that the same tests run with each of them.
+//! It imitates apt or dnf, so that the same tests run with both.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
-use super::{dnf, kit::TestMachine, tiny};
-pub(super) use super::{
-    kinds::Kind,
-    locks::{hold_lock, release_lock},
-};
+pub(super) use super::locks::{hold_lock, release_lock};
+use super::{dnf, kit::TestMachine};
 use crate::host::{
     Cmd, Output, ReadFiles,
     exec::Status,
-    fake::{FakeFiles, ok},
+    fake::{FakeFiles, failed, ok},
 };
+/// The package manager whose commands and output are imitated.
+pub(super) use crate::tools::packages::Manager as Kind;
 
 /// A package of the archive.
 pub(super) struct Offered {
@@ -30,7 +29,7 @@ pub(super) struct Offered {
 }
 
 impl Offered {
-    pub(super) const fn new(version: &'static str, depends: &'static [&'static str]) -> Self {
+    pub(super) fn new(version: &'static str, depends: &'static [&'static str]) -> Self {
         Self {
             version,
             depends,
@@ -39,6 +38,23 @@ impl Offered {
             script: |_| {},
             owns: "",
         }
+    }
+
+    pub(super) fn conflicting(self, conflicts: &'static [&'static str]) -> Self {
+        Self { conflicts, ..self }
+    }
+
+    pub(super) fn owning(self, owns: &'static str) -> Self {
+        Self { owns, ..self }
+    }
+
+    pub(super) fn running(self, script: fn(&FakeFiles)) -> Self {
+        Self { script, ..self }
+    }
+
+    pub(super) fn configured_by(self, conffile: &'static str) -> Self {
+        let conffile = Some(conffile);
+        Self { conffile, ..self }
     }
 }
 
@@ -52,19 +68,13 @@ pub(super) struct Installed {
     pub gone: bool,
 }
 
-/// The operation of a command.
-pub(super) enum Verb {
-    Refresh,
-    Download,
-    /// Removes packages.
-    Fetch {
-        purge: bool,
-    },
-    /// Installs packages. With `moves`, held packages may change.
-    Put {
-        no_remove: bool,
-        moves: bool,
-    },
+/// How a command installs packages.
+#[derive(Clone, Copy)]
+pub(super) struct How {
+    pub simulated: bool,
+    pub no_remove: bool,
+    /// Whether held packages may change.
+    pub moves: bool,
 }
 
 /// An interruption of an installation.
@@ -86,87 +96,84 @@ impl Break {
             meanwhile: |_| {},
         }
     }
+
+    pub(super) fn killed(self) -> Self {
+        let status = Status::Signalled(9);
+        Self { status, ..self }
+    }
+
+    pub(super) fn meanwhile(self, meanwhile: fn(&FakeFiles)) -> Self {
+        Self { meanwhile, ..self }
+    }
 }
 
-/// The archive and the database. Each simulated command that changes packages writes the database files. A test that changes
-/// the database directly must call [`Archive::write`].
-#[derive(Clone, Default)]
+/// Properties and events of the next commands.
+#[derive(Default)]
+pub(super) struct Events {
+    /// The error output of the next commands that refresh, download, install, remove or configure, in reverse order.
+    pub faults: Vec<&'static str>,
+    /// Interruptions of the next real installations, in reverse order.
+    pub breaks: Vec<Break>,
+    /// Packages that become available when packages are downloaded.
+    pub moves: Vec<(&'static str, Offered)>,
+    /// Packages that become available with the next download of the lists.
+    pub coming: Vec<(&'static str, Offered)>,
+    /// Further packages in the dnf history of the interrupted transaction.
+    pub begun: &'static str,
+    /// Packages whose script fails in the next transaction, although the package manager succeeds.
+    pub failing: Vec<&'static str>,
+    /// Whether a download imports the key of its repository.
+    pub imports: bool,
+    /// The file size of each package.
+    pub size: u64,
+    /// The repository URL of a package, if it is not the distribution's.
+    pub hosts: BTreeMap<&'static str, &'static str>,
+}
+
+/// The archive and the database. Each change of a package also writes the database files.
+#[derive(Clone)]
 pub(super) struct Archive {
-    pub kind: Kind,
+    kind: Kind,
+    pub files: FakeFiles,
     pub archive: Arc<Mutex<BTreeMap<&'static str, Offered>>>,
     pub installed: Arc<Mutex<BTreeMap<String, Installed>>>,
-    /// The error output of the next commands that refresh, download, install, remove or configure, in reverse order.
-    pub faults: Arc<Mutex<Vec<&'static str>>>,
-    /// Interruptions of the next real installations, in reverse order.
-    pub breaks: Arc<Mutex<Vec<Break>>>,
-    /// Packages that become available when packages are downloaded.
-    pub moves: Arc<Mutex<Vec<(&'static str, Offered)>>>,
-    /// The file size of each package.
-    pub size: Arc<Mutex<u64>>,
-    /// The repository URL of a package, if it is not the distribution's.
-    pub hosts: Arc<Mutex<BTreeMap<&'static str, &'static str>>>,
-    /// Packages whose script fails in the next transaction, although the package manager succeeds.
-    pub failing: Arc<Mutex<Vec<&'static str>>>,
-    /// Whether a download imports the key of its repository.
-    pub imports: Arc<Mutex<bool>>,
-    /// Packages that become available with the next download of the lists.
-    pub coming: Arc<Mutex<Vec<(&'static str, Offered)>>>,
+    events: Arc<Mutex<Events>>,
 }
 
 impl Archive {
     pub(super) fn on(machine: &TestMachine) -> Self {
-        let apt = Self {
+        type Program = fn(&Archive, &Cmd) -> Output;
+        let (files, exec) = (&machine.fakes.files, &machine.fakes.exec);
+        let archive = Self {
             kind: machine.kind,
-            ..Self::default()
+            files: files.clone(),
+            archive: Arc::default(),
+            installed: Arc::default(),
+            events: Arc::default(),
         };
-        apt.have("dpkg", "1.21");
-        apt.have("bash", "5.2");
-        machine
-            .fakes
-            .files
-            .put("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\n");
-        machine.fakes.files.put("/etc/group", "root:x:0:\n");
-        for directory in [
-            "/var/lib/dpkg/info",
-            "/var/lib/apt",
-            "/etc/apt",
-            dnf::OWNED,
-            tiny::OWNED,
-        ] {
-            machine.fakes.files.put_directory(directory, 0o755);
+        files.put("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\n");
+        files.put("/etc/group", "root:x:0:\n");
+        for directory in ["/var/lib/dpkg/info", "/var/lib/apt", "/etc/apt", dnf::OWNED] {
+            files.put_directory(directory, 0o755);
         }
-        apt.write(&machine.fakes.files);
-        let own = apt.clone();
-        machine
-            .fakes
-            .exec
-            .on("tiny", move |cmd, files| own.tiny(cmd, files));
-        let own = apt.clone();
-        (machine.fakes.exec).on("dnf", move |cmd, files| own.dnf(cmd, files));
-        let own = apt.clone();
-        (machine.fakes.exec).on("rpm", move |cmd, files| own.rpm(cmd, files));
-        let own = apt.clone();
-        machine
-            .fakes
-            .exec
-            .on("apt-get", move |cmd, files| own.get(cmd, files));
-        let own = apt.clone();
-        machine
-            .fakes
-            .exec
-            .on("apt-cache", move |cmd, _| own.policy(cmd));
-        let own = apt.clone();
-        machine
-            .fakes
-            .exec
-            .on("apt-mark", move |cmd, files| own.mark(cmd, files));
-        let own = apt.clone();
-        machine
-            .fakes
-            .exec
-            .on("dpkg", move |cmd, files| own.dpkg(cmd, files));
+        archive.have("dpkg", "1.21");
+        archive.have("bash", "5.2");
+        let programs: [(&str, Program); 6] = [
+            ("dnf", Self::dnf),
+            ("rpm", Self::rpm),
+            ("apt-get", Self::get),
+            ("apt-cache", Self::policy),
+            ("apt-mark", |own, cmd| {
+                own.set_mark(&cmd.args[0], &cmd.args[2..])
+            }),
+            ("dpkg", Self::dpkg),
+        ];
+        for (name, program) in programs {
+            let own = archive.clone();
+            exec.on(name, move |cmd, _| program(&own, cmd));
+        }
         for (program, path) in [("userdel", "/etc/passwd"), ("groupdel", "/etc/group")] {
-            machine.fakes.exec.on(program, move |cmd, files| {
+            exec.on(program, move |cmd, files| {
                 let prefix = format!("{}:", cmd.args[1]);
                 let text = files.text(path);
                 let kept: Vec<&str> = text.lines().filter(|l| !l.starts_with(&prefix)).collect();
@@ -174,7 +181,11 @@ impl Archive {
                 ok("")
             });
         }
-        apt
+        archive
+    }
+
+    pub(super) fn events(&self) -> MutexGuard<'_, Events> {
+        self.events.lock().unwrap()
     }
 
     pub(super) fn offer(&self, name: &'static str, package: Offered) {
@@ -187,9 +198,49 @@ impl Archive {
             ..Installed::default()
         };
         self.installed.lock().unwrap().insert(name.into(), package);
+        self.write();
     }
 
-    pub(super) fn write(&self, files: &FakeFiles) {
+    /// Changes an installed package.
+    pub(super) fn edit(&self, name: &str, edit: impl FnOnce(&mut Installed)) {
+        edit(self.installed.lock().unwrap().get_mut(name).unwrap());
+        self.write();
+    }
+
+    /// Removes a package. Returns whether it was installed.
+    pub(super) fn remove(&self, name: &str) -> bool {
+        let removed = self.installed.lock().unwrap().remove(name);
+        self.write();
+        removed.is_some()
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.installed.lock().unwrap().contains_key(name)
+    }
+
+    pub(super) fn package(&self, name: &str) -> Installed {
+        self.installed.lock().unwrap()[name].clone()
+    }
+
+    /// The packages of the database, without those of a bare machine.
+    pub(super) fn known(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.installed.lock().unwrap().keys().cloned().collect();
+        names.retain(|name| !["bash", "dpkg"].contains(&name.as_str()));
+        names
+    }
+
+    /// The same, without packages of which only the configuration remains.
+    pub(super) fn there(&self) -> Vec<String> {
+        let mut names = self.known();
+        names.retain(|name| !self.package(name).gone);
+        names
+    }
+
+    /// Writes the database files.
+    pub(super) fn write(&self) {
+        if self.kind == Kind::Dnf {
+            return self.write_for_dnf();
+        }
         let (mut status, mut states) = (String::new(), String::new());
         for (name, package) in &*self.installed.lock().unwrap() {
             let want = if package.held { "hold" } else { "install" };
@@ -208,56 +259,80 @@ impl Archive {
                 ));
             }
         }
-        match self.kind {
-            Kind::Apt => {
-                files.put("/var/lib/dpkg/status", status);
-                files.put("/var/lib/apt/extended_states", states);
-            }
-            Kind::Dnf => self.write_for_dnf(files),
-            Kind::Tiny => {
-                let lines: Vec<String> = (self.installed.lock().unwrap().iter())
-                    .map(|(name, package)| tiny::line(name, package))
-                    .collect();
-                files.put(tiny::DATABASE, lines.concat());
+        self.files.put("/var/lib/dpkg/status", status);
+        self.files.put("/var/lib/apt/extended_states", states);
+    }
+
+    /// A line of a transaction.
+    fn action(&self, name: &str, from: Option<&str>, to: Option<&str>) -> String {
+        match (self.kind, from, to) {
+            (Kind::Dnf, from, to) => dnf::row(name, from, to),
+            (Kind::Apt, from, None) => format!("Remv {name} [{}]\n", from.unwrap_or_default()),
+            (Kind::Apt, from, Some(to)) => {
+                let from = from.map(|from| format!("[{from}] ")).unwrap_or_default();
+                format!("Inst {name} {from}({to} Archive [amd64])\n")
             }
         }
     }
 
-    fn get(&self, cmd: &Cmd, files: &FakeFiles) -> Output {
-        if cmd.args.iter().any(|arg| arg == "--print-uris") {
-            return self.estimate(cmd);
+    /// The output of a failed command. `words` is in apt's format, and is converted to the format of this package manager.
+    fn failed(&self, words: &str) -> Output {
+        match self.kind {
+            Kind::Apt => failed(100, words),
+            Kind::Dnf => {
+                let class = Kind::Apt.backend().failure_class(words);
+                failed(1, dnf::words(class, words))
+            }
         }
-        let simulated = cmd.args.iter().any(|arg| arg == "-s");
+    }
+
+    fn owned_path(&self, name: &str) -> String {
+        match self.kind {
+            Kind::Apt => format!("/var/lib/dpkg/info/{name}.list"),
+            Kind::Dnf => format!("{}/{name}", dnf::OWNED),
+        }
+    }
+
+    /// Runs a command, or fails with the next fault.
+    pub(super) fn act(&self, simulated: bool, run: impl FnOnce() -> Output) -> Output {
+        let fault = self.events().faults.pop_if(|_| !simulated);
+        match fault {
+            Some(fault) => self.failed(fault),
+            None => run(),
+        }
+    }
+
+    fn get(&self, cmd: &Cmd) -> Output {
         let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
         let names = cmd.args.iter().skip_while(|arg| *arg != "--").skip(1);
         let names: Vec<String> = names.cloned().collect();
-        let verb = match () {
-            () if has("update") => Verb::Refresh,
-            () if has("purge") || has("remove") => Verb::Fetch {
-                purge: has("purge"),
-            },
-            () if has("--download-only") || has("--fix-broken") => Verb::Download,
-            () => Verb::Put {
-                no_remove: has("--no-remove"),
-                moves: has("--ignore-hold"),
-            },
+        if has("--print-uris") {
+            return self.estimate(&names);
+        }
+        let how = How {
+            simulated: has("-s"),
+            no_remove: has("--no-remove"),
+            moves: has("--ignore-hold"),
         };
-        self.act(verb, &names, simulated, files)
+        self.act(how.simulated, || match () {
+            () if has("update") => self.refresh(),
+            () if has("purge") || has("remove") => self.take(&names, has("purge"), how.simulated),
+            () if has("--download-only") || has("--fix-broken") => self.download(),
+            () => self.put(&names, how),
+        })
     }
 
     /// Each named package is a download of `size` bytes from its host, and needs five times as much space.
-    fn estimate(&self, cmd: &Cmd) -> Output {
-        let (size, hosts) = (*self.size.lock().unwrap(), self.hosts.lock().unwrap());
-        let names = cmd.args.iter().skip_while(|arg| *arg != "--").skip(1);
-        let names: Vec<&str> = names.filter_map(|spec| spec.split('=').next()).collect();
+    fn estimate(&self, specs: &[String]) -> Output {
+        let events = self.events();
+        let size = events.size;
         let mut text = format!(
             "After this operation, {} B of additional disk space will be used.\n",
-            5 * size * names.len() as u64
+            5 * size * specs.len() as u64
         );
-        for name in names {
-            let host = hosts
-                .get(name)
-                .unwrap_or(&"http://debian.example.org/debian");
+        for name in specs.iter().filter_map(|spec| spec.split('=').next()) {
+            let distribution = "http://debian.example.org/debian";
+            let host = events.hosts.get(name).unwrap_or(&distribution);
             text.push_str(&format!(
                 "'{host}/pool/{name}.deb' {name}.deb {size} MD5Sum:0\n"
             ));
@@ -265,116 +340,50 @@ impl Archive {
         ok(text)
     }
 
-    pub(super) fn tiny(&self, cmd: &Cmd, files: &FakeFiles) -> Output {
-        let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
-        let names =
-            |from: usize| -> Vec<String> { args[from..].iter().map(ToString::to_string).collect() };
-        let verb = |word: &str| match word {
-            "purge" | "remove" => Verb::Fetch {
-                purge: word == "purge",
-            },
-            "fix" => Verb::Download,
-            _ => Verb::Put {
-                no_remove: false,
-                moves: word == "move",
-            },
-        };
-        match args[..] {
-            ["refresh"] => self.act(Verb::Refresh, &[], false, files),
-            ["configure"] => self.configure(files),
-            ["mark", mark, ..] => self.set_mark(mark, &names(2), files),
-            ["offers", ..] => {
-                let archive = self.archive.lock().unwrap();
-                let offers = names(1).into_iter().filter_map(|name| {
-                    let offered = archive.get(name.as_str())?;
-                    Some(format!("{name} {}\n", offered.version))
-                });
-                ok(offers.collect::<String>())
-            }
-            ["simulate", word, ..] => self.act(verb(word), &names(2), true, files),
-            ["download", ..] => self.act(Verb::Download, &names(2), false, files),
-            ["perform", "keep-all", word, ..] => {
-                let verb = Verb::Put {
-                    no_remove: true,
-                    moves: word == "move",
-                };
-                self.act(verb, &names(3), false, files)
-            }
-            ["perform", _, word, ..] => self.act(verb(word), &names(3), false, files),
-            _ => panic!("the tiny package manager knows no `{}`", cmd.line()),
-        }
+    pub(super) fn refresh(&self) -> Output {
+        let coming = std::mem::take(&mut self.events().coming);
+        self.archive.lock().unwrap().extend(coming);
+        ok("Reading package lists...\n")
     }
 
-    pub(super) fn act(
-        &self,
-        verb: Verb,
-        names: &[String],
-        simulated: bool,
-        files: &FakeFiles,
-    ) -> Output {
-        if !simulated && let Some(fault) = self.faults.lock().unwrap().pop() {
-            return self.kind.failed(100, fault);
-        }
-        match verb {
-            Verb::Refresh => {
-                let coming = std::mem::take(&mut *self.coming.lock().unwrap());
-                self.archive.lock().unwrap().extend(coming);
-                ok("Reading package lists...\n")
-            }
-            Verb::Download => {
-                let moves = std::mem::take(&mut *self.moves.lock().unwrap());
-                self.archive.lock().unwrap().extend(moves);
-                ok("")
-            }
-            Verb::Fetch { purge } => self.take(names, purge, simulated, files),
-            Verb::Put { no_remove, moves } => {
-                let held = self.held_ones(names);
-                if let (Some(name), false, false) = (held.first(), simulated, moves) {
-                    let words = format!("E: Held packages were changed and -y was used: {name}");
-                    return self.kind.failed(100, &words);
-                }
-                self.put(names, simulated, no_remove, files)
-            }
-        }
+    pub(super) fn download(&self) -> Output {
+        let moves = std::mem::take(&mut self.events().moves);
+        self.archive.lock().unwrap().extend(moves);
+        ok("")
     }
 
-    /// The named packages that are held.
-    fn held_ones(&self, specs: &[String]) -> Vec<String> {
-        let installed = self.installed.lock().unwrap();
-        (specs.iter())
-            .map(|spec| {
-                spec.trim_end_matches('-')
-                    .split('=')
-                    .next()
-                    .unwrap()
-                    .to_owned()
-            })
-            .filter(|name| installed.get(name).is_some_and(|there| there.held))
-            .collect()
-    }
-
-    fn put(&self, specs: &[String], simulated: bool, no_remove: bool, files: &FakeFiles) -> Output {
+    /// Installs packages, and removes those with the suffix `-`.
+    pub(super) fn put(&self, specs: &[String], how: How) -> Output {
         let archive = self.archive.lock().unwrap();
         let mut installed = self.installed.lock().unwrap().clone();
-        let (mut text, mut scripts, mut removes) = (String::new(), Vec::new(), false);
-        let mut open: Vec<(String, bool)> = Vec::new();
+        let (mut open, mut going) = (Vec::new(), Vec::new());
         for spec in specs {
-            if let Some(name) = spec.strip_suffix('-') {
-                let gone = installed.remove(name);
-                removes = true;
-                let version = gone.map_or("1".to_owned(), |gone| gone.version);
-                text.push_str(&self.kind.action(name, Some(&version), None));
-            } else {
-                open.push((spec.split('=').next().unwrap().to_owned(), false));
+            match spec.strip_suffix('-') {
+                Some(name) => going.push(name.to_owned()),
+                None => open.push((spec.split('=').next().unwrap().to_owned(), false)),
             }
+        }
+        let is_held = |name: &&String| installed.get(*name).is_some_and(|there| there.held);
+        let held = (open.iter().map(|(name, _)| name).chain(&going)).find(is_held);
+        if let (Some(name), false, false) = (held, how.simulated, how.moves) {
+            return self.failed(&format!(
+                "E: Held packages were changed and -y was used: {name}"
+            ));
+        }
+        let (mut text, mut scripts) = (String::new(), Vec::new());
+        let mut removes = !going.is_empty();
+        for name in &going {
+            let gone = installed.remove(name);
+            let version = gone.map_or("1".to_owned(), |gone| gone.version);
+            text.push_str(&self.action(name, Some(&version), None));
         }
         while let Some((name, auto)) = open.pop() {
             let Some(offered) = archive.get(name.as_str()) else {
-                return (self.kind).failed(100, &format!("E: Unable to locate package {name}"));
+                return self.failed(&format!("E: Unable to locate package {name}"));
             };
             for other in offered.conflicts {
                 if let Some(gone) = installed.remove(*other) {
-                    text.push_str(&self.kind.action(other, Some(&gone.version), None));
+                    text.push_str(&self.action(other, Some(&gone.version), None));
                     removes = true;
                 }
             }
@@ -389,15 +398,13 @@ impl Archive {
             }
             let old = installed.get(&name).filter(|old| !old.gone);
             let old = old.map(|old| old.version.as_str());
-            text.push_str(&self.kind.action(&name, old, Some(offered.version)));
-            installed.insert(
-                name.clone(),
-                Installed {
-                    version: offered.version.into(),
-                    auto,
-                    ..Installed::default()
-                },
-            );
+            text.push_str(&self.action(&name, old, Some(offered.version)));
+            let new = Installed {
+                version: offered.version.into(),
+                auto,
+                ..Installed::default()
+            };
+            installed.insert(name.clone(), new);
             scripts.push((name, offered));
             for needed in offered.depends {
                 if installed.get(*needed).is_none_or(|there| there.gone) {
@@ -405,72 +412,65 @@ impl Archive {
                 }
             }
         }
-        if no_remove && removes {
-            let words = "E: Packages need to be removed but remove is disabled.";
-            return self.kind.failed(100, words);
+        if how.no_remove && removes {
+            return self.failed("E: Packages need to be removed but remove is disabled.");
         }
-        let broken = self.breaks.lock().unwrap().pop_if(|_| !simulated);
-        if let Some(broken) = broken {
-            // Dependencies are unpacked first.
-            for (name, offered) in scripts.iter().rev().take(broken.unpacked) {
-                let unpacked = installed[name].clone();
-                self.installed
-                    .lock()
-                    .unwrap()
-                    .insert(name.clone(), unpacked);
-                self.unpack(name, offered, files);
-            }
-            self.write(files);
-            (broken.meanwhile)(files);
-            return Output {
-                status: broken.status,
-                ..self.kind.failed(100, broken.says)
-            };
+        if how.simulated {
+            return ok(text);
         }
-        if !simulated {
+        let broken = self.events().breaks.pop();
+        let unpacked = broken.as_ref().map(|broken| broken.unpacked);
+        // Dependencies are unpacked first.
+        for (name, offered) in scripts.iter().rev().take(unpacked.unwrap_or(usize::MAX)) {
+            let package = installed[name].clone();
+            self.installed.lock().unwrap().insert(name.clone(), package);
+            self.unpack(name, offered);
+        }
+        let Some(broken) = broken else {
             *self.installed.lock().unwrap() = installed;
-            for (name, offered) in scripts {
-                self.unpack(&name, offered, files);
-            }
-            self.write(files);
+            self.write();
+            return ok(text);
+        };
+        self.write();
+        (broken.meanwhile)(&self.files);
+        Output {
+            status: broken.status,
+            ..self.failed(broken.says)
         }
-        ok(text)
     }
 
     /// Writes the files of a package and runs its script.
-    fn unpack(&self, name: &str, offered: &Offered, files: &FakeFiles) {
-        (offered.script)(files);
+    fn unpack(&self, name: &str, offered: &Offered) {
+        (offered.script)(&self.files);
         // An existing file belongs to the administrator.
         if let Some(path) = offered.conffile
-            && files.stat(path.into()).unwrap().is_none()
+            && self.files.stat(path.into()).unwrap().is_none()
         {
-            files.put(path, "a default\n");
+            self.files.put(path, "a default\n");
         }
         let owned = [offered.conffile.unwrap_or_default(), offered.owns];
-        files.put(&self.kind.owned_path(name), owned.join("\n"));
+        self.files.put(&self.owned_path(name), owned.join("\n"));
     }
 
-    fn take(&self, names: &[String], purge: bool, simulated: bool, files: &FakeFiles) -> Output {
+    /// Removes packages.
+    pub(super) fn take(&self, names: &[String], purge: bool, simulated: bool) -> Output {
         let archive = self.archive.lock().unwrap();
         let mut installed = self.installed.lock().unwrap().clone();
         let mut gone: BTreeSet<String> = names.iter().cloned().collect();
-        let is_known =
-            |name: &&String| installed.contains_key(*name) || archive.contains_key(name.as_str());
-        if let (Kind::Apt, Some(name)) = (self.kind, gone.iter().find(|name| !is_known(name))) {
-            return (self.kind).failed(100, &format!("E: Unable to locate package {name}"));
+        let is_unknown =
+            |name: &&String| !installed.contains_key(*name) && !archive.contains_key(name.as_str());
+        if let (Kind::Apt, Some(name)) = (self.kind, gone.iter().find(is_unknown)) {
+            return self.failed(&format!("E: Unable to locate package {name}"));
         }
         // Packages that depend on one of them are also removed.
         loop {
-            let more: Vec<String> = installed
-                .iter()
-                .filter(|(name, package)| !gone.contains(*name) && !package.gone)
-                .map(|(name, _)| name)
-                .filter(|name| {
-                    archive
-                        .get(name.as_str())
-                        .is_some_and(|package| package.depends.iter().any(|d| gone.contains(*d)))
-                })
-                .cloned()
+            let depends = |name: &str| {
+                let offered = archive.get(name);
+                offered.is_some_and(|offered| offered.depends.iter().any(|d| gone.contains(*d)))
+            };
+            let more: Vec<String> = (installed.iter())
+                .filter(|(name, package)| !gone.contains(*name) && !package.gone && depends(name))
+                .map(|(name, _)| name.clone())
                 .collect();
             if more.is_empty() {
                 break;
@@ -483,8 +483,8 @@ impl Archive {
                 continue;
             };
             // dnf locks versions instead of packages, so it removes a locked package.
-            if package.held && self.kind != Kind::Dnf {
-                return (self.kind).failed(100, "E: Held packages were changed and -y was used");
+            if package.held && self.kind == Kind::Apt {
+                return self.failed("E: Held packages were changed and -y was used");
             }
             if package.gone && !purge {
                 installed.insert(name.clone(), package);
@@ -494,16 +494,16 @@ impl Archive {
                 (true, Kind::Apt) => "",
                 _ => &package.version,
             };
-            text.push_str(&self.kind.action(name, Some(version), None));
+            text.push_str(&self.action(name, Some(version), None));
             if simulated {
                 continue;
             }
             // Packages that depend on the named packages are purged with them.
             if self.kind == Kind::Dnf || purge {
                 if let Some(path) = archive.get(name.as_str()).and_then(|p| p.conffile) {
-                    files.take(path);
+                    self.files.take(path);
                 }
-                files.take(&self.kind.owned_path(name));
+                self.files.take(&self.owned_path(name));
             } else {
                 package.gone = true;
                 installed.insert(name.clone(), package);
@@ -511,7 +511,7 @@ impl Archive {
         }
         if !simulated {
             *self.installed.lock().unwrap() = installed;
-            self.write(files);
+            self.write();
         }
         ok(text)
     }
@@ -533,11 +533,7 @@ impl Archive {
         ok(text)
     }
 
-    fn mark(&self, cmd: &Cmd, files: &FakeFiles) -> Output {
-        self.set_mark(&cmd.args[0], &cmd.args[2..], files)
-    }
-
-    pub(super) fn set_mark(&self, mark: &str, names: &[String], files: &FakeFiles) -> Output {
+    pub(super) fn set_mark(&self, mark: &str, names: &[String]) -> Output {
         for name in names {
             if let Some(package) = self.installed.lock().unwrap().get_mut(name) {
                 match mark {
@@ -548,26 +544,21 @@ impl Archive {
                 }
             }
         }
-        self.write(files);
+        self.write();
         ok("")
     }
 
-    fn dpkg(&self, cmd: &Cmd, files: &FakeFiles) -> Output {
-        if cmd.args.iter().any(|arg| arg == "--configure") {
-            return self.configure(files);
+    fn dpkg(&self, cmd: &Cmd) -> Output {
+        if !cmd.args.iter().any(|arg| arg == "--configure") {
+            return ok("");
         }
-        ok("")
-    }
-
-    fn configure(&self, files: &FakeFiles) -> Output {
-        if let Some(fault) = self.faults.lock().unwrap().pop() {
-            return self.kind.failed(1, fault);
-        }
-        for package in self.installed.lock().unwrap().values_mut() {
-            package.half = false;
-        }
-        self.write(files);
-        ok("Setting up bash (5.2) ...\n")
+        self.act(false, || {
+            for package in self.installed.lock().unwrap().values_mut() {
+                package.half = false;
+            }
+            self.write();
+            ok("Setting up bash (5.2) ...\n")
+        })
     }
 }
 

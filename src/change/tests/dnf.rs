@@ -1,11 +1,10 @@
 //! Presents the archive in memory as dnf and rpm.
 
-use super::archive::{Archive, Installed, Verb};
+use super::archive::{Archive, How, Installed};
 use crate::{
     host::{
         Cmd, Output, ReadFiles,
-        exec::Status,
-        fake::{FakeFiles, ok},
+        fake::{FakeFiles, failed, ok},
     },
     tools::packages::FailureClass,
 };
@@ -18,8 +17,8 @@ pub(super) const CONFIGURATION: &str = "/var/lib/rpm/configuration";
 
 /// The evidence of an interrupted transaction.
 const INTERRUPTED: &str = "/var/lib/dnf/rpmdb_lock.pid";
-const KEYS: &str = "/var/lib/rpm/keys";
-const LOCK_LIST: &str = "/etc/dnf/plugins/versionlock.list";
+pub(super) const KEYS: &str = "/var/lib/rpm/keys";
+pub(super) const LOCK_LIST: &str = "/etc/dnf/plugins/versionlock.list";
 const LOCK_PLUGIN: &str = "/etc/dnf/plugins/versionlock.conf";
 
 /// A row of a transaction table, with the title of its section.
@@ -52,8 +51,8 @@ pub(super) fn words(class: FailureClass, what: &str) -> String {
 impl Archive {
     /// Adds locks for held packages to the list, and keeps other entries. If a package is half-installed, also writes the
     /// evidence of an interrupted transaction.
-    pub(super) fn write_for_dnf(&self, files: &FakeFiles) {
-        let installed = self.installed.lock().unwrap();
+    pub(super) fn write_for_dnf(&self) {
+        let (files, installed) = (&self.files, self.installed.lock().unwrap());
         let mut list = text(files, LOCK_LIST).unwrap_or_default();
         for (name, package) in installed.iter().filter(|(_, package)| package.held) {
             let entry = format!("{name}-0:{}.*\n", package.version);
@@ -73,20 +72,17 @@ impl Archive {
     /// A package with its version, in the archive's format `NAME=VERSION`.
     fn spec(&self, written: &str) -> String {
         let bare = written.strip_suffix(".x86_64").unwrap_or(written);
-        let archive = self.archive.lock().unwrap();
-        let is_it = |(name, version): &(String, String)| bare == format!("{name}-{version}");
-        let offered = archive
-            .iter()
-            .map(|(name, one)| ((*name).to_owned(), one.version.to_owned()));
-        let installed = self.installed.lock().unwrap();
-        let there = (installed.iter()).map(|(name, one)| (name.clone(), one.version.clone()));
+        let (archive, installed) = (self.archive.lock().unwrap(), self.installed.lock().unwrap());
+        let offered = archive.iter().map(|(name, one)| (*name, one.version));
+        let there = (installed.iter()).map(|(name, one)| (name.as_str(), one.version.as_str()));
+        let is_it = |(name, version): &(&str, &str)| bare == format!("{name}-{version}");
         match offered.chain(there).find(is_it) {
             Some((name, version)) => format!("{name}={version}"),
             None => bare.to_owned(),
         }
     }
 
-    pub(super) fn dnf(&self, cmd: &Cmd, files: &FakeFiles) -> Output {
+    pub(super) fn dnf(&self, cmd: &Cmd) -> Output {
         let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
         let words: Vec<&str> = (cmd.args.iter().map(String::as_str))
             .filter(|arg| !arg.starts_with('-'))
@@ -94,68 +90,52 @@ impl Archive {
         let Some((verb, names)) = words.split_first() else {
             panic!("dnf without a verb: {}", cmd.line());
         };
-        let simulated = has("--assumeno");
-        let moves = has("--disableplugin=versionlock");
+        let how = How {
+            simulated: has("--assumeno"),
+            no_remove: false,
+            moves: has("--disableplugin=versionlock"),
+        };
         let specs: Vec<String> = names.iter().map(|name| self.spec(name)).collect();
         let output = match *verb {
-            "makecache" => return self.act(Verb::Refresh, &[], false, files),
+            "makecache" => return self.act(false, || self.refresh()),
             "repoquery" if has("--userinstalled") => return self.asked_for(),
             "repoquery" => return self.offers(&names[1..]),
             "history" => return self.history(),
-            "mark" => return self.set_mark("auto", &specs[1..], files),
-            "module" => return Self::module(names[0], names[1], files),
+            "mark" => return self.set_mark("auto", &specs[1..]),
+            "module" => return self.module(names[0], names[1]),
             _ if has("--downloadonly") => {
-                if *self.imports.lock().unwrap() {
-                    files.put(KEYS, "gpg-pubkey-48cf39dd-6742c1a5\n");
+                if self.events().imports {
+                    self.files.put(KEYS, "gpg-pubkey-48cf39dd-6742c1a5\n");
                 }
-                return self.act(Verb::Download, &[], false, files);
+                return self.act(false, || self.download());
             }
-            "install" => self.act(
-                Verb::Put {
-                    no_remove: false,
-                    moves,
-                },
-                &specs,
-                simulated,
-                files,
-            ),
-            "remove" => self.act(Verb::Fetch { purge: true }, &specs, simulated, files),
-            "reinstall" => self.reinstall(&specs, simulated, files),
+            "install" => self.act(how.simulated, || self.put(&specs, how)),
+            "remove" => self.act(how.simulated, || self.take(&specs, true, how.simulated)),
+            "reinstall" => self.reinstall(&specs, how.simulated),
             "shell" => {
-                let script = cmd.stdin.as_ref().expect("a script").expose();
-                let specs = self.of_script(script);
-                self.act(
-                    Verb::Put {
-                        no_remove: false,
-                        moves,
-                    },
-                    &specs,
-                    simulated,
-                    files,
-                )
+                let specs = self.of_script(cmd.stdin.as_ref().expect("a script").expose());
+                self.act(how.simulated, || self.put(&specs, how))
             }
             _ => panic!("dnf in memory knows no `{}`", cmd.line()),
         };
-        if !(simulated && output.ok()) {
+        if !(how.simulated && output.ok()) {
             return self.with_failed_scripts(output);
         }
         if output.stdout.is_empty() {
             return ok("Dependencies resolved.\nNothing to do.\nComplete!\n");
         }
+        let lines = &output.stdout;
         Output {
-            status: Status::Exited(1),
-            stdout: format!(
-                "Dependencies resolved.\n{}\nTransaction Summary\n",
-                output.stdout
-            ),
-            stderr: "Operation aborted.\n".to_owned(),
+            stdout: format!("Dependencies resolved.\n{lines}\nTransaction Summary\n"),
+            ..failed(1, "Operation aborted.\n")
         }
     }
 
     /// dnf succeeds although a script failed.
     fn with_failed_scripts(&self, mut output: Output) -> Output {
-        for name in self.failing.lock().unwrap().drain(..) {
-            let version = self.installed.lock().unwrap()[name].version.clone();
+        let failing = std::mem::take(&mut self.events().failing);
+        for name in failing {
+            let version = self.package(name).version;
             output.stdout.push_str(&format!(
                 "warning: %post({name}-{version}.x86_64) scriptlet failed, exit status 3\n"
             ));
@@ -163,17 +143,18 @@ impl Archive {
         output
     }
 
-    fn module(verb: &str, name: &str, files: &FakeFiles) -> Output {
+    fn module(&self, verb: &str, name: &str) -> Output {
         let (module, stream) = name.split_once(':').unwrap_or((name, ""));
         let path = format!("/etc/dnf/modules.d/{module}.module");
-        if verb == "enable" && text(files, &path).is_some_and(|text| text.contains("enabled")) {
-            return crate::host::fake::failed(1, "Error: It is not possible to switch streams");
+        if verb == "enable" && text(&self.files, &path).is_some_and(|text| text.contains("enabled"))
+        {
+            return failed(1, "Error: It is not possible to switch streams");
         }
-        if verb == "enable" && text(files, NO_METADATA).is_some() {
-            return crate::host::fake::failed(1, "Error: no metadata of any repository");
+        if verb == "enable" && text(&self.files, NO_METADATA).is_some() {
+            return failed(1, "Error: no metadata of any repository");
         }
         let state = if verb == "enable" { "enabled" } else { "" };
-        files.put(
+        self.files.put(
             &path,
             format!("[{module}]\nname={module}\nstream={stream}\nprofiles=\nstate={state}\n"),
         );
@@ -219,13 +200,14 @@ impl Archive {
                 format!(" ** Install {name}-{}.x86_64 @archive\n", package.version)
             })
             .collect();
+        let begun = self.events().begun;
         let end = if half.is_empty() { "fd9ac9" } else { "**" };
         ok(format!(
-            "Transaction ID : 8\nEnd rpmdb      : {end}\nPackages Altered:\n{half}"
+            "Transaction ID : 8\nEnd rpmdb      : {end}\nPackages Altered:\n{half}{begun}"
         ))
     }
 
-    fn reinstall(&self, specs: &[String], simulated: bool, files: &FakeFiles) -> Output {
+    fn reinstall(&self, specs: &[String], simulated: bool) -> Output {
         let mut text = String::new();
         for spec in specs {
             // Skip packages that no repository has, and process the rest.
@@ -242,12 +224,13 @@ impl Archive {
             }
         }
         if !simulated {
-            self.write(files);
+            self.write();
         }
         ok(text)
     }
 
-    pub(super) fn rpm(&self, cmd: &Cmd, files: &FakeFiles) -> Output {
+    pub(super) fn rpm(&self, cmd: &Cmd) -> Output {
+        let files = &self.files;
         let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
         let texts = |directory: &str, names: &[&str]| -> Output {
             let one = |name: &&str| match text(files, &format!("{directory}/{name}")) {

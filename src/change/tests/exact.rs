@@ -2,11 +2,11 @@
 
 use super::{
     archive::{Archive, Kind, Offered},
-    kit::TestMachine,
-    packages::spec,
+    kit::{TestMachine, says},
+    packages::{replace, spec},
     with_each_manager,
 };
-use crate::{change::Change, error::Report, exit::Exit};
+use crate::{error::Report, exit::Exit};
 
 with_each_manager! {
     companion_package_gets_the_driver_version
@@ -22,26 +22,18 @@ async fn companion_package_gets_the_driver_version(kind: Kind) {
         (machine, archive)
     };
     // The request accepts any version of the branch, but only the version of the driver may be installed.
-    let both = Change::InstallPackages {
-        packages: vec![
-            spec("nvidia-driver-cuda", Some("580.*")),
-            spec("nvidia-fabricmanager", Some("580.*")),
-        ],
-        removing: vec![],
-        later: false,
-    };
+    let both = ["nvidia-driver-cuda", "nvidia-fabricmanager"].map(|name| spec(name, Some("580.*")));
+    let both = replace(both.to_vec(), &[]);
     let (machine, _) = fabric_of("580.178.04-1");
     machine.apply(&both).await.unwrap();
     // The other version has the same branch, but is newer or older.
     for other in ["580.173.02-1", "580.180.01-1"] {
         let (machine, _) = fabric_of(other);
         let before = machine.snapshot();
-        let error = machine.apply(&both).await.unwrap_err();
+        let error = machine.fails(&both).await;
         let text = error.to_string();
-        assert!(
-            text.contains("nvidia-fabricmanager") && text.contains("580.178.04-*"),
-            "{text}"
-        );
+        says(&text, "nvidia-fabricmanager");
+        says(&text, "580.178.04-*");
         assert_eq!(error.exit(), Exit::Blocked);
         assert_eq!(machine.snapshot(), before, "{other}");
     }

@@ -8,11 +8,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     archive::{Archive, Offered},
-    kit::{STATE, TestMachine, container_probe, policy},
+    kit::{STATE, TestMachine, container_probe, policy, says},
+    packages::{install, replace},
 };
 use crate::{
     change::{Applier, ApplyChanges, Change, LeaveMethod, LeaveService, LockUse, STOPPED},
-    config::desired::{PackageSpec, Repository, RuntimeKind},
+    config::desired::{Repository, RuntimeKind},
     error::{Report, causes},
     host::{
         Cmd, Exec, ExecError, Http, HttpError, HttpRequest, HttpResponse, Output,
@@ -24,17 +25,6 @@ use crate::{
         secret::Secret,
     },
 };
-
-fn install(name: &str) -> Change {
-    Change::InstallPackages {
-        packages: vec![PackageSpec {
-            name: name.into(),
-            version: None,
-        }],
-        removing: vec![],
-        later: false,
-    }
-}
 
 fn offering(name: &'static str) -> (TestMachine, Archive) {
     let machine = TestMachine::new();
@@ -69,21 +59,13 @@ async fn apt_output_never_shows_the_proxy_password() {
     machine.fakes.files.put("/var/lib/dpkg/status", "");
     for (change, told) in [
         (Change::RefreshRepositories, "without output"),
-        (install("a"), "simulate"),
+        (install(&["a"]), "simulate"),
     ] {
         let undo = applier.capture(&change).await.unwrap();
-        let error = applier
-            .apply(&change, undo, &machine.sink)
-            .await
-            .unwrap_err();
-        let words: Vec<String> = std::iter::once(error.to_string())
-            .chain(causes(&error))
-            .collect();
-        let words = words.join("\n");
-        assert!(
-            words.contains(told) && words.contains("said nothing"),
-            "{words}"
-        );
+        let error = (applier.apply(&change, undo, &machine.sink).await).unwrap_err();
+        let words = format!("{error}\n{}", causes(&error).join("\n"));
+        says(&words, told);
+        says(&words, "said nothing");
         assert!(!words.contains("s3cret"), "{words}");
     }
 }
@@ -92,29 +74,17 @@ async fn apt_output_never_shows_the_proxy_password() {
 async fn diagnosis_error_does_not_hide_the_first_error() {
     let (machine, apt) = offering("a");
     // The sources cannot be read to find the contradictory ones.
-    machine
-        .fakes
-        .files
-        .put("/etc/apt/sources.list", "deb http://a x main\n");
+    (machine.fakes.files).put("/etc/apt/sources.list", "deb http://a x main\n");
     (machine.fakes.files).damage("/etc/apt/sources.list", Damage::Reads, Errno::EIO);
     let conflict = "E: Conflicting values set for option Signed-By regarding source https://x/ /";
-    *apt.faults.lock().unwrap() = vec![conflict];
-    let error = machine
-        .apply(&Change::RefreshRepositories)
-        .await
-        .unwrap_err();
+    apt.events().faults = vec![conflict];
+    let error = machine.fails(&Change::RefreshRepositories).await;
     assert_eq!(error.reason(), "repository-conflict");
-    let words = error.to_string();
-    assert!(
-        words.contains("Conflicting values") && words.contains("`/etc/apt/sources.list`"),
-        "{words}"
-    );
+    says(&error, "Conflicting values");
+    says(&error, "`/etc/apt/sources.list`");
     // The same for a query.
-    machine
-        .fakes
-        .exec
-        .on("apt-get", move |_, _| failed(100, conflict));
-    let error = machine.apply(&install("a")).await.unwrap_err();
+    (machine.fakes.exec).on("apt-get", move |_, _| failed(100, conflict));
+    let error = machine.fails(&install(&["a"])).await;
     assert_eq!(error.reason(), "repository-conflict");
     assert!(error.to_string().contains("`/etc/apt/sources.list`"));
 }
@@ -123,11 +93,11 @@ async fn diagnosis_error_does_not_hide_the_first_error() {
 async fn failed_list_refresh_has_its_own_error() {
     let (machine, apt) = offering("a");
     // The errors occur in reverse order.
-    *apt.faults.lock().unwrap() = vec![
+    apt.events().faults = vec![
         "E: You don't have enough free space in /var/lib/apt/lists/.",
         "E: Failed to fetch http://x/a.deb  404  Not Found",
     ];
-    let error = machine.apply(&install("a")).await.unwrap_err();
+    let error = machine.fails(&install(&["a"])).await;
     assert_eq!(error.reason(), "no-disk-space");
     assert!(machine.sink.text().contains("retry: download packages"));
 }
@@ -135,19 +105,13 @@ async fn failed_list_refresh_has_its_own_error() {
 #[tokio::test]
 async fn error_hint_contains_the_package_manager_command() {
     let (machine, apt) = offering("a");
-    for (says, hint) in [
-        ("E: Unable to locate package a", "`apt-cache policy NAME`"),
-        (
-            "E: Held packages were changed and -y was used",
-            "`apt-mark unhold`",
-        ),
-        (
-            "E: You don't have enough free space in /var.",
-            "free disk space on",
-        ),
-    ] {
-        *apt.faults.lock().unwrap() = vec![says];
-        let error = machine.apply(&install("a")).await.unwrap_err();
+    for (fault, hint) in rows! {
+        "E: Unable to locate package a", "`apt-cache policy NAME`";
+        "E: Held packages were changed and -y was used", "`apt-mark unhold`";
+        "E: You don't have enough free space in /var.", "free disk space on";
+    } {
+        apt.events().faults = vec![fault];
+        let error = machine.fails(&install(&["a"])).await;
         let said = error.hint().unwrap_or_default();
         assert!(said.contains(hint), "{error}: {said}");
     }
@@ -157,33 +121,25 @@ async fn error_hint_contains_the_package_manager_command() {
 async fn stopped_undo_reports_the_stop() {
     let (machine, apt) = offering("a");
     apt.have("a", "1");
-    apt.write(&machine.fakes.files);
-    let removal = Change::InstallPackages {
-        packages: vec![],
-        removing: vec!["a".into()],
-        later: false,
-    };
+    let removal = replace(vec![], &["a"]);
     let undo = machine.apply(&removal).await.unwrap();
-    *apt.faults.lock().unwrap() = vec!["E: Could not get lock /var/lib/dpkg/lock-frontend."];
+    apt.events().faults = vec!["E: Could not get lock /var/lib/dpkg/lock-frontend."];
     let stop = CancellationToken::new();
     stop.cancel();
     let applier = machine.restarted().stopped_by(stop);
     let error = applier.revert(&undo, &machine.sink).await.unwrap_err();
     assert_eq!(error.reason(), STOPPED);
     machine.revert(&undo).await;
-    assert!(apt.installed.lock().unwrap().contains_key("a"));
+    assert!(apt.has("a"));
 }
 
 #[tokio::test]
 async fn stop_ends_the_retries_of_a_registry() {
     let machine = TestMachine::new();
-    machine
-        .fakes
-        .exec
-        .on("docker", |cmd, _| match cmd.args[0].as_str() {
-            "image" => failed(1, "Error: No such image: x"),
-            _ => failed(1, "net/http: TLS handshake timeout"),
-        });
+    (machine.fakes.exec).on("docker", |cmd, _| match cmd.args[0].as_str() {
+        "image" => failed(1, "Error: No such image: x"),
+        _ => failed(1, "net/http: TLS handshake timeout"),
+    });
     let stop = CancellationToken::new();
     stop.cancel();
     let applier = machine.restarted().stopped_by(stop);
@@ -296,17 +252,12 @@ async fn change_after_the_simulation_removes_no_package() {
     // The package gets a new conflict between the simulation and the transaction.
     let (machine, apt) = offering("a");
     apt.have("podman", "4");
-    apt.write(&machine.fakes.files);
-    let moved = Offered {
-        conflicts: &["podman"],
-        ..Offered::new("1", &[])
-    };
-    *apt.moves.lock().unwrap() = vec![("a", moved)];
-    let error = machine.apply(&install("a")).await.unwrap_err();
+    let moved = Offered::new("1", &[]).conflicting(&["podman"]);
+    apt.events().moves = vec![("a", moved)];
+    let error = machine.fails(&install(&["a"])).await;
     // apt rejects the removal in the first attempt, and the second attempt is not approved.
     assert!(machine.sink.text().contains("remove is disabled"));
     assert_eq!(error.reason(), "transaction-refused");
     assert!(error.to_string().contains("would remove podman"), "{error}");
-    let installed = apt.installed.lock().unwrap();
-    assert!(installed.contains_key("podman") && !installed.contains_key("a"));
+    assert!(apt.has("podman") && !apt.has("a"));
 }

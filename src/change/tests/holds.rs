@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 
 use super::{
     archive::{Archive, Kind, hold_lock, release_lock},
+    dnf::LOCK_LIST,
     kit::TestMachine,
     packages::{docker, install},
     with_each_manager,
 };
 use crate::{
-    change::{ApplyChanges, Change, Reverted, Undo, packages::Unhold},
+    change::{Change, Undo},
     error::Report,
 };
 
@@ -19,8 +20,6 @@ with_each_manager! {
     hold_that_finished_after_the_run_is_released
     foreign_hold_does_not_block_a_repair
 }
-
-const LIST: &str = "/etc/dnf/plugins/versionlock.list";
 
 async fn prepared(kind: Kind) -> (TestMachine, Archive, Change) {
     let (machine, archive) = docker(kind);
@@ -37,9 +36,8 @@ async fn held(machine: &TestMachine) -> BTreeSet<String> {
         .collect()
 }
 
-fn set(machine: &TestMachine, archive: &Archive, name: &str, is_held: bool) {
-    (archive.installed.lock().unwrap().get_mut(name).unwrap()).held = is_held;
-    archive.write(&machine.fakes.files);
+fn set(archive: &Archive, name: &str, is_held: bool) {
+    archive.edit(name, |package| package.held = is_held);
 }
 
 fn names(list: &[&str]) -> BTreeSet<String> {
@@ -49,65 +47,52 @@ fn names(list: &[&str]) -> BTreeSet<String> {
 /// Between the capture and the hold, an automatic updater changes packages, and an administrator holds one of them.
 async fn undo_covers_changes_before_the_hold(kind: Kind) {
     let (machine, archive, hold) = prepared(kind).await;
-    let captured = machine.applier.capture(&hold).await.unwrap();
+    let captured = machine.capture(&hold).await;
     archive.have("docker.io", "28.5.2");
     archive.have("docker-extra", "1");
-    set(&machine, &archive, "runc", true);
-    let applied = (machine.applier).apply(&hold, captured.clone(), &machine.sink);
-    let undo = applied.await.unwrap();
-    let Undo::Unhold(Unhold {
-        held: ours,
-        entries,
-        ..
-    }) = &undo
-    else {
+    set(&archive, "runc", true);
+    let undo = (machine.apply_captured(&hold, &captured).await).unwrap();
+    let Undo::Unhold(ours) = &undo else {
         panic!("{undo:?}");
     };
-    assert_eq!(ours, &["docker-extra", "docker.io"]);
-    if let Some(entries) = entries {
+    assert_eq!(ours.held, ["docker-extra", "docker.io"]);
+    if let Some(entries) = &ours.entries {
         assert_eq!(entries, &["docker-extra-0:1.*", "docker.io-0:28.5.2.*"]);
     }
-    assert_eq!(
-        held(&machine).await,
-        names(&["docker-extra", "docker.io", "runc"])
-    );
+    let all = names(&["docker-extra", "docker.io", "runc"]);
+    assert_eq!(held(&machine).await, all);
     // If a run is killed before its journal contains the undo, the next run computes the same undo.
-    let restarted = machine.restarted();
-    let found = restarted.reconcile(&captured, &machine.sink).await.unwrap();
-    assert_eq!(found, undo);
+    assert_eq!(machine.recover(&captured).await, undo);
     machine.revert(&undo).await;
     assert_eq!(held(&machine).await, names(&["runc"]));
 }
 
 async fn hold_that_was_not_set_is_not_released(kind: Kind) {
     let (machine, archive, hold) = prepared(kind).await;
-    let undo = machine.applier.capture(&hold).await.unwrap();
+    let undo = machine.capture(&hold).await;
     hold_lock(&machine.fakes.files);
-    let applied = (machine.applier).apply(&hold, undo.clone(), &machine.sink);
-    assert_eq!(applied.await.unwrap_err().reason(), "package-lock-timeout");
+    let error = (machine.apply_captured(&hold, &undo).await).unwrap_err();
+    assert_eq!(error.reason(), "package-lock-timeout");
     release_lock(&machine.fakes.files);
     // Then an administrator holds one of the packages.
-    set(&machine, &archive, "docker.io", true);
-    let exact = machine.applier.reconcile(&undo, &machine.sink).await;
-    assert!(exact.unwrap().is_nothing());
-    let reverted = machine.revert(&undo).await;
-    assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
+    set(&archive, "docker.io", true);
+    assert!(machine.reconcile(&undo).await.is_nothing());
+    machine.reverts_nothing(&undo).await;
     assert_eq!(held(&machine).await, names(&["docker.io"]));
 }
 
 async fn hold_that_finished_after_the_run_is_released(kind: Kind) {
     let (machine, archive, hold) = prepared(kind).await;
-    let undo = machine.applier.capture(&hold).await.unwrap();
-    let applied = (machine.applier).apply(&hold, undo.clone(), &machine.sink);
-    applied.await.unwrap();
+    let undo = machine.capture(&hold).await;
+    (machine.apply_captured(&hold, &undo).await).unwrap();
     // The run was killed, and its command sets the holds only after the next run has called `reconcile`.
-    machine.fakes.files.take(LIST);
+    machine.fakes.files.take(LOCK_LIST);
     for name in ["docker.io", "runc"] {
-        set(&machine, &archive, name, false);
+        set(&archive, name, false);
     }
-    let undo = (machine.applier.reconcile(&undo, &machine.sink).await).unwrap();
+    let undo = machine.reconcile(&undo).await;
     for name in ["docker.io", "runc"] {
-        set(&machine, &archive, name, true);
+        set(&archive, name, true);
     }
     machine.revert(&undo).await;
     assert!(held(&machine).await.is_empty());
@@ -116,15 +101,9 @@ async fn hold_that_finished_after_the_run_is_released(kind: Kind) {
 /// A repair reinstalls or configures packages without changing their version, so it does not violate a hold.
 async fn foreign_hold_does_not_block_a_repair(kind: Kind) {
     let (machine, archive, _) = prepared(kind).await;
-    (archive
-        .installed
-        .lock()
-        .unwrap()
-        .get_mut("docker.io")
-        .unwrap())
-    .half = true;
-    set(&machine, &archive, "docker.io", true);
+    archive.edit("docker.io", |package| package.half = true);
+    set(&archive, "docker.io", true);
     machine.apply(&Change::RepairPackages).await.unwrap();
-    assert!(!archive.installed.lock().unwrap()["docker.io"].half);
+    assert!(!archive.package("docker.io").half);
     assert_eq!(held(&machine).await, names(&["docker.io"]));
 }

@@ -11,6 +11,7 @@ use super::archive::Kind;
 use crate::{
     change::{
         Applier, ApplyChanges, Change, ChangeError, Probe, Reverted, RuntimeSettings, Sink, Undo,
+        packages::Effects,
     },
     config::desired::{Daemon, Guard, Manager, PackagePolicy, RuntimeKind},
     host::{
@@ -41,6 +42,22 @@ impl Sink for RecordingSink {
 impl RecordingSink {
     pub(super) fn text(&self) -> String {
         self.0.lock().unwrap().join("\n")
+    }
+}
+
+/// A text or an error contains these words.
+#[track_caller]
+pub(super) fn says(text: impl ToString, words: &str) {
+    let text = text.to_string();
+    assert!(text.contains(words), "{text}");
+}
+
+/// The effects of a complete transaction.
+#[track_caller]
+pub(super) fn effects(undo: &Undo) -> &Effects {
+    match undo {
+        Undo::Packages { effects, .. } => effects.as_deref().unwrap(),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -159,6 +176,44 @@ impl TestMachine {
         applied
     }
 
+    /// Applies a change that fails.
+    pub(super) async fn fails(&self, change: &Change) -> ChangeError {
+        self.apply(change).await.unwrap_err()
+    }
+
+    pub(super) async fn capture(&self, change: &Change) -> Undo {
+        self.applier.capture(change).await.unwrap()
+    }
+
+    /// Applies a change after [`TestMachine::capture`].
+    pub(super) async fn apply_captured(
+        &self,
+        change: &Change,
+        undo: &Undo,
+    ) -> Result<Undo, ChangeError> {
+        (self.applier.apply(change, undo.clone(), &self.sink)).await
+    }
+
+    /// Returns when gpu-bootstrap has waited several times.
+    pub(super) async fn waits(&self) {
+        while self.fakes.clock.slept().len() < 3 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    pub(super) async fn reconcile(&self, undo: &Undo) -> Undo {
+        self.applier.reconcile(undo, &self.sink).await.unwrap()
+    }
+
+    pub(super) async fn preview(&self, change: &Change) -> String {
+        self.applier.preview(change).await.unwrap().unwrap()
+    }
+
+    /// Reconciles after a restart of gpu-bootstrap.
+    pub(super) async fn recover(&self, undo: &Undo) -> Undo {
+        self.restarted().reconcile(undo, &self.sink).await.unwrap()
+    }
+
     pub(super) async fn revert(&self, undo: &Undo) -> Reverted {
         let reverted = self.applier.revert(undo, &self.sink).await.unwrap();
         assert!(
@@ -166,6 +221,28 @@ impl TestMachine {
             "a power loss would bring the change back"
         );
         reverted
+    }
+
+    /// Reverts completely. Returns the description.
+    pub(super) async fn reverts(&self, undo: &Undo) -> String {
+        match self.revert(undo).await {
+            Reverted::Done { what } => what,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Reverts in part. Returns the rest, and the reason.
+    pub(super) async fn reverts_in_part(&self, undo: &Undo) -> (String, String) {
+        match self.revert(undo).await {
+            Reverted::Left { what, why } => (what, why),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// There is nothing to revert.
+    pub(super) async fn reverts_nothing(&self, undo: &Undo) {
+        let reverted = self.revert(undo).await;
+        assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
     }
 
     /// Applies a change, checks that it had an effect, undoes it, and checks that nothing remains.

@@ -1,14 +1,9 @@
 //! Another package manager that holds the locks.
 
-use super::tiny;
 use crate::host::{ReadFiles, fake::FakeFiles};
 
 /// The lock files of all package managers.
-const LOCKS: [&str; 3] = [
-    "/var/lib/dpkg/lock-frontend",
-    "/var/lib/rpm/.rpm.lock",
-    tiny::LOCK,
-];
+const LOCKS: [&str; 2] = ["/var/lib/dpkg/lock-frontend", "/var/lib/rpm/.rpm.lock"];
 
 /// Simulates another package manager that starts.
 pub(super) fn hold_lock(files: &FakeFiles) {
@@ -30,15 +25,7 @@ pub(super) fn hold_lock(files: &FakeFiles) {
 
 /// Simulates the exit of this package manager.
 pub(super) fn release_lock(files: &FakeFiles) {
-    for path in [
-        "/proc/locks",
-        LOCKS[0],
-        LOCKS[1],
-        LOCKS[2],
-        "/proc/812/comm",
-        "/proc/812/cmdline",
-        "/proc/812",
-    ] {
+    for path in LOCKS.into_iter().chain(["/proc/locks", "/proc/812"]) {
         files.take(path);
     }
 }

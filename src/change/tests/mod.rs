@@ -14,7 +14,6 @@ mod holds;
 mod join;
 mod join_command;
 mod kernel_parameters;
-mod kinds;
 pub(super) mod kit;
 mod locks;
 mod mig;
@@ -29,10 +28,9 @@ mod reduced;
 mod restored;
 mod space;
 mod system;
-mod tiny;
 mod tokens;
 
-/// Runs each of these tests with each package manager, including `tiny`, which exists only in the tests.
+/// Runs each of these tests with each package manager.
 macro_rules! with_each_manager {
     ($($test:ident)*) => {
         mod with_apt {
@@ -45,12 +43,6 @@ macro_rules! with_each_manager {
             $(#[tokio::test]
             async fn $test() {
                 super::$test(super::Kind::Dnf).await;
-            })*
-        }
-        mod with_tiny {
-            $(#[tokio::test]
-            async fn $test() {
-                super::$test(super::Kind::Tiny).await;
             })*
         }
     };

@@ -27,10 +27,7 @@ async fn attempts_after(
         clock.advance(Duration::from_secs(seconds));
         failed(100, first.take().unwrap_or(words))
     });
-    let error = machine
-        .apply(&Change::RefreshRepositories)
-        .await
-        .unwrap_err();
+    let error = machine.fails(&Change::RefreshRepositories).await;
     let lines = machine.fakes.exec.lines();
     let updates = lines.iter().filter(|line| line.ends_with("update"));
     (updates.count(), error.reason())
@@ -80,10 +77,7 @@ async fn truncated_lists_are_downloaded_again() {
     ] {
         machine.fakes.files.put(&format!("{lists}/{name}"), text);
     }
-    machine
-        .fakes
-        .files
-        .put_directory(&format!("{lists}/partial"), 0o700);
+    (machine.fakes.files).put_directory(&format!("{lists}/partial"), 0o700);
     machine.apply(&Change::RefreshRepositories).await.unwrap();
     let left = machine.host.files.list(Utf8Path::new(lists)).unwrap();
     assert_eq!(
@@ -107,11 +101,8 @@ async fn configured_proxy_is_reported_for_network_errors() {
     let settings = "/etc/apt/apt.conf.d/90proxy";
     let line = "Acquire::http::Proxy \"http://proxy.example.org:3128\";";
     (machine.fakes.files).put(settings, line);
-    *apt.faults.lock().unwrap() = vec![SILENT; 10];
-    let error = machine
-        .apply(&Change::RefreshRepositories)
-        .await
-        .unwrap_err();
+    apt.events().faults = vec![SILENT; 10];
+    let error = machine.fails(&Change::RefreshRepositories).await;
     let hint = error.hint().unwrap_or_default();
     assert_eq!(error.reason(), "network");
     assert!(

@@ -4,30 +4,15 @@
 use std::io;
 
 use super::{
-    archive::{Archive, Kind, Offered, append},
-    kit::TestMachine,
-    packages::{docker, install},
+    archive::{Archive, Break, Kind, Offered, append},
+    kit::{TestMachine, says},
+    packages::{docker, install, replace, spec},
     with_each_manager,
 };
 use crate::{
-    change::{ApplyChanges, Change, Reverted, Undo},
+    change::{ApplyChanges, Undo},
     host::{ReadFiles, fake::Mutation},
 };
-
-// Not with dnf: rpm removes a package together with its configuration, or leaves a copy that it does not track.
-mod where_configuration_stays {
-    use super::{Kind, configuration_of_an_earlier_installation_stays as stays};
-
-    #[tokio::test]
-    async fn with_apt() {
-        stays(Kind::Apt).await;
-    }
-
-    #[tokio::test]
-    async fn with_tiny() {
-        stays(Kind::Tiny).await;
-    }
-}
 
 with_each_manager! {
     unowned_files_are_kept_and_reported
@@ -45,11 +30,8 @@ fn beside(machine: &TestMachine, apt: &Archive) {
     let docker = archive.get_mut("docker.io").expect("it is available");
     docker.script = |files| {
         append(files, "/etc/group", "docker:x:113:");
-        append(
-            files,
-            "/etc/passwd",
-            "dock:x:105:113::/nonexistent:/bin/false",
-        );
+        let dock = "dock:x:105:113::/nonexistent:/bin/false";
+        append(files, "/etc/passwd", dock);
         files.put("/etc/docker/key.json", "{}");
         append(files, "/etc/group", "site:x:114:");
         append(files, "/etc/passwd", "joe:x:1000:114::/home/joe:/bin/sh");
@@ -58,18 +40,14 @@ fn beside(machine: &TestMachine, apt: &Archive) {
         files.put_link("/etc/systemd/system/site.service", "/opt/site.service");
     };
     drop(archive);
-    machine
-        .fakes
-        .files
-        .put_directory("/etc/systemd/system", 0o755);
+    (machine.fakes.files).put_directory("/etc/systemd/system", 0o755);
 }
 
 async fn unowned_files_are_kept_and_reported(kind: Kind) {
     let (machine, apt) = docker(kind);
     beside(&machine, &apt);
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
-    let reverted = machine.revert(&undo).await;
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    machine.reverts(&undo).await;
     let noted = machine.sink.text();
     let files = &machine.fakes.files;
     for path in [
@@ -83,29 +61,19 @@ async fn unowned_files_are_kept_and_reported(kind: Kind) {
     }
     assert!(files.text("/etc/passwd").contains("joe"));
     assert!(files.text("/etc/group").contains("site"));
-    assert!(
-        noted.contains("installed: user `dock`, user `joe`, group `docker`, group `site`"),
-        "{noted}"
-    );
+    let accounts = "installed: user `dock`, user `joe`, group `docker`, group `site`";
+    says(&noted, accounts);
 }
 
 async fn files_from_a_failed_attempt_are_not_ours(kind: Kind) {
     let (machine, apt) = docker(kind);
-    *apt.breaks.lock().unwrap() = vec![super::archive::Break {
-        meanwhile: |files| files.put("/etc/site.conf", "theirs"),
-        ..super::archive::Break::after(0, "Segmentation fault")
-    }];
+    let fault = Break::after(0, "Segmentation fault");
+    let fault = fault.meanwhile(|files| files.put("/etc/site.conf", "theirs"));
+    apt.events().breaks = vec![fault];
     let change = install(&["docker.io"]);
-    let undo = machine.applier.capture(&change).await.unwrap();
-    let failed = (machine.applier)
-        .apply(&change, undo.clone(), &machine.sink)
-        .await;
-    assert!(failed.is_err());
-    let undo = machine
-        .applier
-        .reconcile(&undo, &machine.sink)
-        .await
-        .unwrap();
+    let undo = machine.capture(&change).await;
+    assert!(machine.apply_captured(&change, &undo).await.is_err());
+    let undo = machine.reconcile(&undo).await;
     assert!(undo.is_nothing(), "{undo:?}");
     machine.revert(&undo).await;
     assert_eq!(machine.fakes.files.text("/etc/site.conf"), "theirs");
@@ -119,67 +87,39 @@ async fn stack(kind: Kind) -> (TestMachine, Archive, Undo) {
     (machine, apt, undo)
 }
 
-fn mark_manual(machine: &TestMachine, apt: &Archive, name: &str) {
-    apt.installed.lock().unwrap().get_mut(name).unwrap().auto = false;
-    apt.write(&machine.fakes.files);
-}
-
-fn there(apt: &Archive) -> Vec<String> {
-    let installed = apt.installed.lock().unwrap();
-    (installed.iter())
-        .filter(|(name, package)| !package.gone && !["bash", "dpkg"].contains(&name.as_str()))
-        .map(|(name, _)| name.clone())
-        .collect()
-}
-
 async fn manually_requested_package_is_kept_with_dependencies(kind: Kind) {
     let (machine, apt, undo) = stack(kind).await;
-    mark_manual(&machine, &apt, "docker.io");
-    let Reverted::Left { what, why } = machine.revert(&undo).await else {
-        panic!("docker.io stays");
-    };
+    apt.edit("docker.io", |package| package.auto = false);
+    let (what, why) = machine.reverts_in_part(&undo).await;
     assert!(what.contains("1 package (docker.io)"), "{what}");
     assert!(what.contains("1 package (runc)"), "{what}");
     assert!(why.contains("marked as manually installed after"), "{why}");
     assert!(why.contains("would remove docker.io"), "{why}");
-    assert_eq!(there(&apt), ["docker.io", "runc"]);
+    assert_eq!(apt.there(), ["docker.io", "runc"]);
 }
 
 async fn unchanged_mark_keeps_no_package(kind: Kind) {
     let (machine, apt, undo) = stack(kind).await;
     // `stack` was requested by us, so it is unknown if it was also requested by the administrator.
-    mark_manual(&machine, &apt, "stack");
-    let reverted = machine.revert(&undo).await;
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
-    assert!(there(&apt).is_empty());
+    apt.edit("stack", |package| package.auto = false);
+    machine.reverts(&undo).await;
+    assert!(apt.there().is_empty());
 }
 
-async fn configuration_of_an_earlier_installation_stays(kind: Kind) {
-    let (machine, apt) = docker(kind);
-    machine
-        .fakes
-        .files
-        .put("/etc/default/docker", "a default\n");
+/// Not with dnf: rpm removes a package together with its configuration, or leaves a copy that it does not track.
+#[tokio::test]
+async fn configuration_of_an_earlier_installation_stays() {
+    let (machine, apt) = docker(Kind::Apt);
+    (machine.fakes.files).put("/etc/default/docker", "a default\n");
     apt.have("docker.io", "19");
-    apt.installed
-        .lock()
-        .unwrap()
-        .get_mut("docker.io")
-        .unwrap()
-        .gone = true;
-    apt.write(&machine.fakes.files);
+    apt.edit("docker.io", |package| package.gone = true);
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
-    let Reverted::Done { what } = machine.revert(&undo).await else {
-        panic!("all is undone");
-    };
+    let what = machine.reverts(&undo).await;
     assert!(what.contains("purged 1 package (runc)"), "{what}");
     assert!(what.contains("removed 1 package (docker.io)"), "{what}");
-    assert_eq!(
-        machine.fakes.files.text("/etc/default/docker"),
-        "a default\n"
-    );
-    let installed = apt.installed.lock().unwrap();
-    assert!(installed["docker.io"].gone && !installed.contains_key("runc"));
+    let text = machine.fakes.files.text("/etc/default/docker");
+    assert_eq!(text, "a default\n");
+    assert!(apt.package("docker.io").gone && !apt.has("runc"));
 }
 
 async fn existing_file_is_restored_after_interrupted_removal(kind: Kind) {
@@ -211,35 +151,24 @@ async fn only_packages_needed_by_others_are_kept(kind: Kind) {
     apt.offer("stack", Offered::new("1", &["docker.io"]));
     // The undo would remove `docker.io`, whose configuration existed before, and purge the other packages.
     apt.have("docker.io", "19");
-    apt.installed
-        .lock()
-        .unwrap()
-        .get_mut("docker.io")
-        .unwrap()
-        .gone = true;
-    apt.write(&machine.fakes.files);
+    apt.edit("docker.io", |package| package.gone = true);
     let undo = machine.apply(&install(&["stack"])).await.unwrap();
     apt.offer("theirs", Offered::new("1", &["docker.io"]));
     apt.have("theirs", "1");
-    apt.write(&machine.fakes.files);
-    let Reverted::Left { what, why } = machine.revert(&undo).await else {
-        panic!("some stay");
-    };
+    let (what, why) = machine.reverts_in_part(&undo).await;
     // rpm does not record remaining configuration, so with dnf all packages are purged and sorted. Otherwise the package to
     // remove is listed after the packages to purge.
     let names = match kind {
         Kind::Dnf => "docker.io, runc",
-        Kind::Apt | Kind::Tiny => "runc, docker.io",
+        Kind::Apt => "runc, docker.io",
     };
     assert!(what.contains(&format!("2 packages ({names})")), "{what}");
     assert!(why.contains("would remove theirs"), "{why}");
-    assert_eq!(there(&apt), ["docker.io", "runc", "theirs"]);
+    assert_eq!(apt.there(), ["docker.io", "runc", "theirs"]);
     // When the other package is removed, the next undo completes.
-    apt.installed.lock().unwrap().remove("theirs");
-    apt.write(&machine.fakes.files);
-    let again = machine.revert(&undo).await;
-    assert!(matches!(again, Reverted::Done { .. }), "{again:?}");
-    assert!(there(&apt).is_empty());
+    apt.remove("theirs");
+    machine.reverts(&undo).await;
+    assert!(apt.there().is_empty());
 }
 
 async fn marks_are_only_restored_on_manual_packages(kind: Kind) {
@@ -247,32 +176,20 @@ async fn marks_are_only_restored_on_manual_packages(kind: Kind) {
     for name in ["runc", "lost", "kept"] {
         apt.offer(name, Offered::new("1.1.5", &[]));
         apt.have(name, "1.0");
-        apt.installed.lock().unwrap().get_mut(name).unwrap().auto = true;
+        apt.edit(name, |package| package.auto = true);
     }
-    apt.write(&machine.fakes.files);
-    let undo = (machine.apply(&install_new(&["runc", "lost", "kept"])).await).unwrap();
-    assert!(!apt.installed.lock().unwrap()["runc"].auto);
-    apt.installed.lock().unwrap().remove("lost");
-    apt.installed.lock().unwrap().get_mut("kept").unwrap().auto = true;
-    apt.write(&machine.fakes.files);
+    let newer = ["runc", "lost", "kept"].map(|name| spec(name, Some("1.1.5")));
+    let undo = (machine.apply(&replace(newer.to_vec(), &[])).await).unwrap();
+    assert!(!apt.package("runc").auto);
+    apt.remove("lost");
+    apt.edit("kept", |package| package.auto = true);
     machine.fakes.exec.clear_log();
     machine.revert(&undo).await;
-    assert!(apt.installed.lock().unwrap()["runc"].auto);
+    assert!(apt.package("runc").auto);
     let lines = machine.fakes.exec.lines();
     let marked: Vec<&String> = (lines.iter())
         .filter(|line| line.contains(" auto ") || line.contains(" mark remove "))
         .collect();
     assert_eq!(marked.len(), 1, "{lines:?}");
     assert!(marked[0].ends_with(" runc"), "{marked:?}");
-}
-
-/// Installs these packages in a version other than the installed one.
-fn install_new(names: &[&str]) -> Change {
-    Change::InstallPackages {
-        packages: (names.iter())
-            .map(|name| super::packages::spec(name, Some("1.1.5")))
-            .collect(),
-        removing: vec![],
-        later: false,
-    }
 }

@@ -1,26 +1,30 @@
 //! Tests features that only dnf has: module streams, rpm keys, and scripts that fail without an error status.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
-
 use super::{
     archive::{Archive, Break, Kind, Offered},
-    dnf::{CONFIGURATION, NO_METADATA, row},
-    kit::{STATE, TestMachine},
+    dnf::{CONFIGURATION, KEYS, LOCK_LIST, NO_METADATA, row},
+    kit::{STATE, TestMachine, effects, says},
     moved,
     packages::{docker, install},
 };
 use crate::{
-    change::{ApplyChanges, Change, Reverted, Undo},
+    change::{ApplyChanges, Change, Reverted},
     error::Report,
-    host::{Cmd, ReadFiles, exec::Status, fake::diff},
+    host::{Cmd, ReadFiles, fake::diff},
     model::secret::Secret,
 };
 
+const MODULE: &str = "/etc/dnf/modules.d/nvidia-driver.module";
+
 /// The file of a module without a stream.
 const RESET: &str = "[nvidia-driver]\nname=nvidia-driver\nstream=\nprofiles=\nstate=\n";
+
+/// A machine without streams.
+fn modular() -> TestMachine {
+    let (machine, _) = docker(Kind::Dnf);
+    (machine.fakes.files).put_directory("/etc/dnf/modules.d", 0o755);
+    machine
+}
 
 fn stream(stream: &str) -> Change {
     Change::EnableStream {
@@ -31,11 +35,7 @@ fn stream(stream: &str) -> Change {
 
 #[tokio::test]
 async fn stream_is_enabled_and_the_previous_one_restored() {
-    let (machine, _) = docker(Kind::Dnf);
-    machine
-        .fakes
-        .files
-        .put_directory("/etc/dnf/modules.d", 0o755);
+    let machine = modular();
     let (_, reverted) = machine.apply_and_undo(&stream("580-open")).await;
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
     // dnf does not replace one stream by another.
@@ -46,92 +46,60 @@ async fn stream_is_enabled_and_the_previous_one_restored() {
 }
 
 #[tokio::test]
-async fn stream_enabled_later_by_another_program_is_kept() {
-    let (machine, _) = docker(Kind::Dnf);
-    let undo = machine.apply(&stream("580-open")).await.unwrap();
+async fn module_changed_later_by_others_is_kept() {
     let theirs = "[nvidia-driver]\nname=nvidia-driver\nstream=615-open\nprofiles=\nstate=enabled\n";
-    let path = "/etc/dnf/modules.d/nvidia-driver.module";
-    machine.fakes.files.put(path, theirs);
-    let reverted = machine.revert(&undo).await;
-    assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
-    assert_eq!(machine.fakes.files.text(path), theirs);
+    for (earlier, now) in [(None, theirs), (Some("580-open"), RESET)] {
+        let machine = modular();
+        if let Some(earlier) = earlier {
+            machine.apply(&stream(earlier)).await.unwrap();
+        }
+        let undo = machine.apply(&stream("595-open")).await.unwrap();
+        machine.fakes.files.put(MODULE, now);
+        machine.reverts_nothing(&undo).await;
+        assert_eq!(machine.fakes.files.text(MODULE), now);
+    }
 }
 
 #[tokio::test]
 async fn previous_stream_is_restored_after_a_kill() {
-    let (machine, _) = docker(Kind::Dnf);
-    machine
-        .fakes
-        .files
-        .put_directory("/etc/dnf/modules.d", 0o755);
+    let machine = modular();
     machine.apply(&stream("580-open")).await.unwrap();
-    let path = "/etc/dnf/modules.d/nvidia-driver.module";
-    let before = machine.fakes.files.text(path);
-    let interrupted = machine.applier.capture(&stream("595-open")).await.unwrap();
-    machine.fakes.files.put(path, RESET);
+    let before = machine.fakes.files.text(MODULE);
+    let interrupted = machine.capture(&stream("595-open")).await;
+    machine.fakes.files.put(MODULE, RESET);
     // The next run reconciles first.
-    let restarted = machine.restarted();
-    let interrupted = restarted.reconcile(&interrupted, &machine.sink).await;
-    let interrupted = interrupted.unwrap();
-    assert_eq!(machine.fakes.files.text(path), before);
+    let interrupted = machine.recover(&interrupted).await;
+    assert_eq!(machine.fakes.files.text(MODULE), before);
     let second = machine.apply(&stream("595-open")).await.unwrap();
     machine.revert(&second).await;
     machine.revert(&interrupted).await;
-    assert_eq!(machine.fakes.files.text(path), before);
+    assert_eq!(machine.fakes.files.text(MODULE), before);
 }
 
 #[tokio::test]
 async fn failed_stream_undo_is_completed_by_the_next() {
-    let (machine, _) = docker(Kind::Dnf);
-    machine
-        .fakes
-        .files
-        .put_directory("/etc/dnf/modules.d", 0o755);
+    let machine = modular();
     machine.apply(&stream("580-open")).await.unwrap();
-    let path = "/etc/dnf/modules.d/nvidia-driver.module";
-    let before = machine.fakes.files.text(path);
+    let before = machine.fakes.files.text(MODULE);
     let undo = machine.apply(&stream("595-open")).await.unwrap();
     let markers = || {
         let names = machine.fakes.files.list(STATE.into()).unwrap();
-        names
-            .iter()
-            .filter(|name| name.starts_with("stream-"))
-            .count()
+        (names.iter().filter(|name| name.starts_with("stream-"))).count()
     };
     machine.fakes.files.put(NO_METADATA, "");
-    let _error = machine
-        .applier
-        .revert(&undo, &machine.sink)
-        .await
-        .unwrap_err();
-    assert_eq!(machine.fakes.files.text(path), RESET);
+    let _error = (machine.applier.revert(&undo, &machine.sink).await).unwrap_err();
+    assert_eq!(machine.fakes.files.text(MODULE), RESET);
     assert_eq!(markers(), 1);
     machine.fakes.files.take(NO_METADATA);
     let restarted = machine.restarted();
     restarted.revert(&undo, &machine.sink).await.unwrap();
-    assert_eq!(machine.fakes.files.text(path), before);
+    assert_eq!(machine.fakes.files.text(MODULE), before);
     assert_eq!(markers(), 0);
     // From now on, a reset was done manually.
-    machine.fakes.files.put(path, RESET);
+    machine.fakes.files.put(MODULE, RESET);
     let reverted = restarted.revert(&undo, &machine.sink).await.unwrap();
     assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
-    assert_eq!(machine.fakes.files.text(path), RESET);
-}
-
-#[tokio::test]
-async fn manually_reset_module_stays_reset() {
-    let (machine, _) = docker(Kind::Dnf);
-    machine
-        .fakes
-        .files
-        .put_directory("/etc/dnf/modules.d", 0o755);
-    machine.apply(&stream("580-open")).await.unwrap();
-    let undo = machine.apply(&stream("595-open")).await.unwrap();
-    let path = "/etc/dnf/modules.d/nvidia-driver.module";
-    machine.fakes.files.put(path, RESET);
-    let reverted = machine.revert(&undo).await;
-    assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
-    assert_eq!(machine.fakes.files.text(path), RESET);
+    assert_eq!(machine.fakes.files.text(MODULE), RESET);
 }
 
 #[tokio::test]
@@ -139,11 +107,8 @@ async fn truncated_lock_file_does_not_block_the_repair() {
     let (machine, _) = docker(Kind::Dnf);
     let record = "/var/lib/dnf/rpmdb_lock.pid";
     machine.fakes.files.put(record, "\0\0\0");
-    machine
-        .fakes
-        .files
-        .put("/var/cache/dnf/metadata_lock.pid", "x");
-    let error = machine.apply(&install(&["docker.io"])).await.unwrap_err();
+    (machine.fakes.files).put("/var/cache/dnf/metadata_lock.pid", "x");
+    let error = machine.fails(&install(&["docker.io"])).await;
     assert_eq!(error.reason(), "package-database-interrupted");
     // dnf treats an empty file as its own, and rejects a file without a number.
     assert_eq!(machine.fakes.files.text(record), "");
@@ -154,63 +119,49 @@ async fn truncated_lock_file_does_not_block_the_repair() {
 
 #[tokio::test]
 async fn undo_of_a_hold_removes_exactly_its_entries() {
-    const LIST: &str = "/etc/dnf/plugins/versionlock.list";
     let (machine, apt) = docker(Kind::Dnf);
     let files = &machine.fakes.files;
     machine.apply(&install(&["docker.io"])).await.unwrap();
     let patterns = vec!["docker*".into(), "runc".into()];
-    let undo = machine
-        .apply(&Change::HoldPackages { patterns })
-        .await
-        .unwrap();
+    let undo = (machine.apply(&Change::HoldPackages { patterns }).await).unwrap();
     // One of them was upgraded and locked again by the administrator.
     apt.have("docker.io", "28.5.2");
-    apt.write(files);
-    let list = files.text(LIST) + "docker.io-0:28.5.2.*\n";
+    let list = files.text(LOCK_LIST) + "docker.io-0:28.5.2.*\n";
     assert!(list.contains("docker.io-0:20.10.24.*"), "{list}");
-    files.put(LIST, &*list);
-    let reverted = machine.revert(&undo).await;
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
-    assert_eq!(files.text(LIST), "docker.io-0:28.5.2.*\n");
-    let reverted = machine.revert(&undo).await;
-    assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
+    files.put(LOCK_LIST, &*list);
+    machine.reverts(&undo).await;
+    assert_eq!(files.text(LOCK_LIST), "docker.io-0:28.5.2.*\n");
+    machine.reverts_nothing(&undo).await;
 }
 
 /// Including a list that is a symlink into a site configuration directory.
 #[tokio::test]
 async fn existing_hold_list_keeps_mode_and_owner() {
-    const LIST: &str = "/etc/dnf/plugins/versionlock.list";
     for (theirs, path) in rows! {
-        "# site\nbash-0:5.1.8-9.el9.*", LIST;
-        "# site\r\nbash-0:5.1.8-9.el9.*\r\n", LIST;
+        "# site\nbash-0:5.1.8-9.el9.*", LOCK_LIST;
+        "# site\r\nbash-0:5.1.8-9.el9.*\r\n", LOCK_LIST;
         "# site\r\nbash-0:5.1.8-9.el9.*", "/etc/site/versionlock.list";
-        "bash-0:5.1.8-9.el9.*\n\n", LIST;
+        "bash-0:5.1.8-9.el9.*\n\n", LOCK_LIST;
     } {
         let (machine, _) = docker(Kind::Dnf);
         let files = &machine.fakes.files;
         machine.apply(&install(&["docker.io"])).await.unwrap();
-        files.take(LIST);
+        files.take(LOCK_LIST);
         files.put_mode(path, theirs, 0o640);
         files.own(path, 0, 8);
-        if path != LIST {
-            files.put_link(LIST, path);
+        if path != LOCK_LIST {
+            files.put_link(LOCK_LIST, path);
         }
         let before = machine.snapshot();
         let patterns = vec!["docker*".into()];
-        let undo = machine
-            .apply(&Change::HoldPackages { patterns })
-            .await
-            .unwrap();
-        let held = files.text(LIST);
-        assert!(
-            held.starts_with(theirs) && held.contains("\ndocker.io-0:20.10.24.*"),
-            "{held}"
-        );
+        let undo = (machine.apply(&Change::HoldPackages { patterns }).await).unwrap();
+        let held = files.text(LOCK_LIST);
+        says(&held, "\ndocker.io-0:20.10.24.*");
+        assert!(held.starts_with(theirs), "{held}");
         let stat = files.stat(path.into()).unwrap().unwrap();
         assert_eq!((stat.mode, stat.uid, stat.gid), (0o640, 0, 8));
         machine.revert(&undo).await;
-        let left = diff(&before, &machine.snapshot());
-        assert!(left.is_empty(), "{left:#?}");
+        assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
     }
 }
 
@@ -219,26 +170,23 @@ async fn version_missing_on_the_mirror_blocks_the_repair() {
     let (machine, apt) = docker(Kind::Dnf);
     machine.apply(&install(&["docker.io"])).await.unwrap();
     for name in ["docker.io", "runc"] {
-        apt.installed.lock().unwrap().get_mut(name).unwrap().half = true;
+        apt.edit(name, |package| package.half = true);
     }
-    apt.write(&machine.fakes.files);
     apt.archive.lock().unwrap().remove("runc");
     let before = apt.installed.lock().unwrap().len();
-    let error = machine.apply(&Change::RepairPackages).await.unwrap_err();
-    let text = error.to_string();
-    assert!(text.contains("no repository has `runc-"), "{text}");
+    let error = machine.fails(&Change::RepairPackages).await;
+    says(&error, "no repository has `runc-");
     let hint = error.hint().unwrap();
     assert!(hint.starts_with("nothing was changed"), "{hint}");
     assert!(hint.contains("`dnf distro-sync runc`"), "{hint}");
-    {
-        let mut there = apt.installed.lock().unwrap();
-        assert!(there.len() == before && there["docker.io"].half);
-        // The administrator follows the hint. After this transaction neither the dnf history nor its lock contains the
-        // interrupted transaction.
-        there.values_mut().for_each(|package| package.half = false);
-        there.get_mut("runc").unwrap().version = "1.1.4".to_owned();
-    }
-    apt.write(&machine.fakes.files);
+    assert_eq!(apt.installed.lock().unwrap().len(), before);
+    assert!(apt.package("docker.io").half);
+    // The administrator follows the hint. After this transaction neither the dnf history nor its lock contains the
+    // interrupted transaction.
+    apt.edit("docker.io", |package| package.half = false);
+    apt.edit("runc", |runc| {
+        (runc.half, runc.version) = (false, "1.1.4".to_owned())
+    });
     let plan = machine.restarted().preview(&Change::RepairPackages).await;
     assert_eq!(plan.unwrap().as_deref(), Some("~ docker.io"));
     machine.apply(&Change::RepairPackages).await.unwrap();
@@ -248,13 +196,12 @@ async fn version_missing_on_the_mirror_blocks_the_repair() {
 #[tokio::test]
 async fn package_removed_by_undo_is_not_incomplete_later() {
     let (machine, apt) = docker(Kind::Dnf);
-    *apt.failing.lock().unwrap() = vec!["docker.io"];
+    apt.events().failing = vec!["docker.io"];
     let change = install(&["docker.io"]);
-    let undo = machine.applier.capture(&change).await.unwrap();
-    let applied = machine.applier.apply(&change, undo.clone(), &machine.sink);
-    assert_eq!(applied.await.unwrap_err().reason(), "package-script");
-    let undo = machine.applier.reconcile(&undo, &machine.sink).await;
-    machine.revert(&undo.unwrap()).await;
+    let undo = machine.capture(&change).await;
+    let error = (machine.apply_captured(&change, &undo).await).unwrap_err();
+    assert_eq!(error.reason(), "package-script");
+    machine.revert(&machine.reconcile(&undo).await).await;
     // The administrator or gpu-bootstrap installs the same version.
     machine.apply(&change).await.unwrap();
     let plan = machine.restarted().preview(&Change::RepairPackages).await;
@@ -264,52 +211,61 @@ async fn package_removed_by_undo_is_not_incomplete_later() {
 #[tokio::test]
 async fn manually_removed_package_is_not_incomplete_later() {
     let (machine, apt) = docker(Kind::Dnf);
-    *apt.failing.lock().unwrap() = vec!["docker.io"];
+    apt.events().failing = vec!["docker.io"];
     let change = install(&["docker.io"]);
     let _error = machine.apply(&change).await.unwrap_err();
     for name in ["docker.io", "runc"] {
-        apt.installed.lock().unwrap().remove(name);
+        apt.remove(name);
     }
-    apt.write(&machine.fakes.files);
     machine.apply(&change).await.unwrap();
+}
+
+fn has(cmd: &Cmd, word: &str) -> bool {
+    cmd.args.iter().any(|arg| arg == word)
+}
+
+/// Adds a row to the simulations of a verb, from the command on for which this is due.
+fn simulates_more(
+    machine: &TestMachine,
+    archive: &Archive,
+    verb: &'static str,
+    more: String,
+    mut is_due: impl FnMut(&Cmd) -> bool + Send + 'static,
+) {
+    let own = archive.clone();
+    machine.fakes.exec.on("dnf", move |cmd, _| {
+        let (mut output, is_due) = (own.dnf(cmd), is_due(cmd));
+        if is_due && has(cmd, "--assumeno") && has(cmd, verb) {
+            output.stdout = format!("Dependencies resolved.\n{more}\n{}", output.stdout);
+        }
+        output
+    });
 }
 
 #[tokio::test]
 async fn additional_removal_since_the_plan_is_rejected() {
     let (machine, archive) = moved::driver(Kind::Dnf).await;
-    let (own, downloaded) = (archive.clone(), Arc::new(AtomicBool::new(false)));
-    machine.fakes.exec.on("dnf", move |cmd, files| {
-        let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
-        let mut output = own.dnf(cmd, files);
-        if has("--downloadonly") {
-            downloaded.store(true, Ordering::SeqCst);
-        }
-        if has("--assumeno") && has("shell") && downloaded.load(Ordering::SeqCst) {
-            // A package that depends on a removed one was installed in the meantime.
-            let more = row("bash", Some("5.2"), None);
-            output.stdout = format!("Dependencies resolved.\n{more}\n{}", output.stdout);
-        }
-        output
+    // A package that depends on a removed one was installed in the meantime.
+    let (bash, mut downloaded) = (row("bash", Some("5.2"), None), false);
+    simulates_more(&machine, &archive, "shell", bash, move |cmd| {
+        downloaded |= has(cmd, "--downloadonly");
+        downloaded
     });
     let change = moved::install("580.*", &["driver", "library-1"]);
-    let error = machine.apply(&change).await.unwrap_err();
+    let error = machine.fails(&change).await;
     assert_eq!(error.reason(), "transaction-refused");
     assert!(error.to_string().contains("remove bash"), "{error}");
-    assert_eq!(archive.installed.lock().unwrap()["driver"].version, "535.1");
+    assert_eq!(archive.package("driver").version, "535.1");
 }
 
 #[tokio::test]
 async fn package_that_was_not_removed_is_an_error() {
     let (machine, archive) = moved::driver(Kind::Dnf).await;
     let own = archive.clone();
-    machine.fakes.exec.on("dnf", move |cmd, files| {
-        let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
-        let Some(script) = cmd
-            .stdin
-            .as_ref()
-            .filter(|_| has("-y") && has("--cacheonly"))
-        else {
-            return own.dnf(cmd, files);
+    machine.fakes.exec.on("dnf", move |cmd, _| {
+        let is_real = has(cmd, "-y") && has(cmd, "--cacheonly");
+        let Some(script) = cmd.stdin.as_ref().filter(|_| is_real) else {
+            return own.dnf(cmd);
         };
         let kept: Vec<&str> = (script.expose().lines())
             .filter(|line| !line.starts_with("remove "))
@@ -318,15 +274,12 @@ async fn package_that_was_not_removed_is_an_error() {
             stdin: Some(Secret::new(kept.join("\n"))),
             ..cmd.clone()
         };
-        own.dnf(&less, files)
+        own.dnf(&less)
     });
     let change = moved::install("580.*", &["driver", "library-1"]);
-    let error = machine.apply(&change).await.unwrap_err();
+    let error = machine.fails(&change).await;
     assert_eq!(error.reason(), "package-not-verified");
-    assert!(
-        error.to_string().contains("`library-1` is still installed"),
-        "{error}"
-    );
+    says(&error, "`library-1` is still installed");
 }
 
 #[tokio::test]
@@ -337,7 +290,7 @@ async fn truncated_cache_is_regenerated() {
     let others = "/var/cache/dnf/baseos.solv";
     machine.fakes.files.put(others, "SOLV");
     machine.fakes.exec.on("dnf", move |cmd, files| {
-        let mut output = archive.dnf(cmd, files);
+        let mut output = archive.dnf(cmd);
         if files.exists(TORN.into()).unwrap() {
             output.stderr = "Error: Loading repository 'gpu-bootstrap-nvidia' has failed\n\
                              Ignoring repositories: gpu-bootstrap-nvidia\n"
@@ -353,20 +306,14 @@ async fn truncated_cache_is_regenerated() {
 #[tokio::test]
 async fn interruption_is_detected_after_a_boot() {
     let (machine, apt) = docker(Kind::Dnf);
-    *apt.breaks.lock().unwrap() = vec![Break {
-        status: Status::Signalled(9),
-        ..Break::after(1, "")
-    }];
+    apt.events().breaks = vec![Break::after(1, "").killed()];
     let change = install(&["docker.io"]);
-    let undo = machine.applier.capture(&change).await.unwrap();
-    let applied = machine.applier.apply(&change, undo.clone(), &machine.sink);
-    let _error = applied.await.unwrap_err();
-    (apt.installed.lock().unwrap().get_mut("runc").unwrap()).half = true;
-    apt.write(&machine.fakes.files);
-    let restarted = machine.restarted();
-    restarted.reconcile(&undo, &machine.sink).await.unwrap();
+    let undo = machine.capture(&change).await;
+    let _error = (machine.apply_captured(&change, &undo).await).unwrap_err();
+    apt.edit("runc", |package| package.half = true);
+    machine.recover(&undo).await;
     machine.fakes.files.take("/var/lib/dnf/rpmdb_lock.pid");
-    let error = machine.apply(&change).await.unwrap_err();
+    let error = machine.fails(&change).await;
     assert_eq!(error.reason(), "package-database-interrupted");
     machine.apply(&Change::RepairPackages).await.unwrap();
     machine.apply(&change).await.unwrap();
@@ -376,26 +323,16 @@ async fn interruption_is_detected_after_a_boot() {
 async fn interrupted(package: &str) -> (TestMachine, Archive) {
     let (machine, archive) = docker(Kind::Dnf);
     machine.apply(&install(&["docker.io"])).await.unwrap();
-    let mut installed = archive.installed.lock().unwrap();
-    installed.get_mut(package).unwrap().half = true;
-    drop(installed);
-    archive.write(&machine.fakes.files);
+    archive.edit(package, |package| package.half = true);
     (machine, archive)
 }
 
 #[tokio::test]
 async fn interrupted_repair_may_remove_duplicates() {
     let (machine, archive) = interrupted("runc").await;
-    machine.fakes.exec.on("dnf", move |cmd, files| {
-        let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
-        let mut output = archive.dnf(cmd, files);
-        if has("--assumeno") && has("reinstall") {
-            // The rpm database contains the same version twice.
-            let twice = row("runc", Some("1.1.5"), None);
-            output.stdout = format!("Dependencies resolved.\n{twice}\n{}", output.stdout);
-        }
-        output
-    });
+    // The rpm database contains the same version twice.
+    let twice = row("runc", Some("1.1.5"), None);
+    simulates_more(&machine, &archive, "reinstall", twice, |_| true);
     machine.apply(&Change::RepairPackages).await.unwrap();
 }
 
@@ -403,27 +340,14 @@ async fn interrupted_repair_may_remove_duplicates() {
 #[tokio::test]
 async fn repair_first_installs_the_missing_packages_of_the_transaction() {
     let (machine, archive) = interrupted("docker.io").await;
-    archive.installed.lock().unwrap().remove("runc");
-    archive.write(&machine.fakes.files);
-    let own = archive.clone();
-    machine.fakes.exec.on("dnf", move |cmd, files| {
-        let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
-        let mut output = own.dnf(cmd, files);
-        let is_missing = !own.installed.lock().unwrap().contains_key("runc");
-        if has("history") {
-            output
-                .stdout
-                .push_str(" ** Install runc-1.1.5.x86_64 @archive\n");
-        }
-        if has("--assumeno") && has("reinstall") && is_missing {
-            let other = row("crun", None, Some("1.0"));
-            output.stdout = format!("Dependencies resolved.\n{other}\n{}", output.stdout);
-        }
-        output
+    archive.remove("runc");
+    archive.events().begun = " ** Install runc-1.1.5.x86_64 @archive\n";
+    let (other, own) = (row("crun", None, Some("1.0")), archive.clone());
+    simulates_more(&machine, &archive, "reinstall", other, move |_| {
+        !own.has("runc")
     });
     machine.apply(&Change::RepairPackages).await.unwrap();
-    let installed = archive.installed.lock().unwrap();
-    assert!(installed.contains_key("runc") && !installed["docker.io"].half);
+    assert!(archive.has("runc") && !archive.package("docker.io").half);
 }
 
 /// A power loss may have truncated the package lists.
@@ -431,44 +355,29 @@ async fn repair_first_installs_the_missing_packages_of_the_transaction() {
 async fn repair_downloads_package_lists_that_lack_a_package() {
     let (machine, archive) = interrupted("runc").await;
     archive.archive.lock().unwrap().remove("runc");
-    let own = archive.clone();
-    machine.fakes.exec.on("dnf", move |cmd, files| {
-        if cmd.args.iter().any(|arg| arg == "makecache") {
-            own.offer("runc", Offered::new("1.1.5", &[]));
-        }
-        own.dnf(cmd, files)
-    });
+    archive.events().coming = vec![("runc", Offered::new("1.1.5", &[]))];
     let (applier, repair) = (machine.restarted(), Change::RepairPackages);
     let undo = applier.capture(&repair).await.unwrap();
     applier.apply(&repair, undo, &machine.sink).await.unwrap();
-    assert!(!archive.installed.lock().unwrap()["runc"].half);
+    assert!(!archive.package("runc").half);
 }
 
 #[tokio::test]
 async fn foreign_pattern_blocks_upgrade_but_not_repair() {
-    const LIST: &str = "/etc/dnf/plugins/versionlock.list";
     let (machine, archive) = interrupted("runc").await;
-    machine.fakes.files.put(LIST, "run*\n");
-    let own = archive.clone();
-    machine.fakes.exec.on("dnf", move |cmd, files| {
-        let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
-        let mut output = own.dnf(cmd, files);
-        if has("--assumeno") && has("reinstall") {
-            let twice = row("runc", Some("1.1.5"), None);
-            output.stdout = format!("Dependencies resolved.\n{twice}\n{}", output.stdout);
-        }
-        output
-    });
+    machine.fakes.files.put(LOCK_LIST, "run*\n");
+    let twice = row("runc", Some("1.1.5"), None);
+    simulates_more(&machine, &archive, "reinstall", twice, |_| true);
     machine.apply(&Change::RepairPackages).await.unwrap();
     // A new version of the package is blocked.
     let (mut machine, _) = moved::driver(Kind::Dnf).await;
     machine.applier = machine.restarted();
-    machine.fakes.files.put(LIST, "driver*\nlib*\n");
+    machine.fakes.files.put(LOCK_LIST, "driver*\nlib*\n");
     let change = moved::install("580.*", &["driver"]);
-    let error = machine.apply(&change).await.unwrap_err();
+    let error = machine.fails(&change).await;
     assert_eq!(error.reason(), "package-held");
     let hint = error.hint().unwrap();
-    for part in ["`dnf versionlock delete 'driver*'`", "`driver*`", LIST] {
+    for part in ["`dnf versionlock delete 'driver*'`", "`driver*`", LOCK_LIST] {
         assert!(hint.contains(part), "{hint}");
     }
 }
@@ -509,35 +418,26 @@ async fn truncated_configuration_is_restored_by_a_repair() {
 #[tokio::test]
 async fn package_manager_without_streams_is_reported() {
     let machine = TestMachine::new();
-    let error = machine
-        .applier
-        .capture(&stream("580-open"))
-        .await
-        .unwrap_err();
-    assert_eq!(error.reason(), "unsupported");
+    let captured = machine.applier.capture(&stream("580-open")).await;
+    assert_eq!(captured.unwrap_err().reason(), "unsupported");
 }
 
 #[tokio::test]
 async fn failed_script_is_an_error_until_repaired() {
     let (machine, apt) = docker(Kind::Dnf);
-    *apt.failing.lock().unwrap() = vec!["docker.io"];
+    apt.events().failing = vec!["docker.io"];
     let change = install(&["docker.io"]);
-    let error = machine.apply(&change).await.unwrap_err();
+    let error = machine.fails(&change).await;
     assert_eq!(error.reason(), "package-script");
-    assert!(
-        error
-            .to_string()
-            .contains("%post(docker.io-20.10.24.x86_64)"),
-        "{error}"
-    );
+    says(&error, "%post(docker.io-20.10.24.x86_64)");
     // The package counts as installed, but a second run does not rely on that.
     let error = machine.restarted().preview(&Change::RepairPackages).await;
     assert_eq!(error.unwrap().as_deref(), Some("~ docker.io"));
-    let error = machine.apply(&change).await.unwrap_err();
+    let error = machine.fails(&change).await;
     assert_eq!(error.reason(), "package-database-interrupted");
     // The script fails again in the first repair, and succeeds in the second one.
-    *apt.failing.lock().unwrap() = vec!["docker.io"];
-    let error = machine.apply(&Change::RepairPackages).await.unwrap_err();
+    apt.events().failing = vec!["docker.io"];
+    let error = machine.fails(&Change::RepairPackages).await;
     assert_eq!(error.reason(), "package-script");
     machine.apply(&Change::RepairPackages).await.unwrap();
     machine.apply(&change).await.unwrap();
@@ -546,23 +446,10 @@ async fn failed_script_is_an_error_until_repaired() {
 #[tokio::test]
 async fn imported_key_is_removed_with_the_last_package() {
     let (machine, apt) = docker(Kind::Dnf);
-    *apt.imports.lock().unwrap() = true;
-    let keys = || {
-        machine
-            .fakes
-            .files
-            .exists("/var/lib/rpm/keys".into())
-            .unwrap()
-    };
+    apt.events().imports = true;
+    let keys = || machine.fakes.files.exists(KEYS.into()).unwrap();
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
-    let Undo::Packages {
-        effects: Some(effects),
-        ..
-    } = &undo
-    else {
-        panic!("packages");
-    };
-    assert_eq!(effects.keys.len(), 1);
+    assert_eq!(effects(&undo).keys.len(), 1);
     assert!(keys());
     machine.revert(&undo).await;
     assert!(!keys());
@@ -573,24 +460,13 @@ async fn package_of_the_running_kernel_keeps_its_key() {
     let (mut machine, apt) = docker(Kind::Dnf);
     machine.applier.policy.guard.kernels = vec!["kernel-image-*".to_owned()];
     apt.offer("kernel-image-6.1", Offered::new("1", &[]));
-    *apt.imports.lock().unwrap() = true;
+    apt.events().imports = true;
     let change = install(&["docker.io", "kernel-image-6.1"]);
     let undo = machine.apply(&change).await.unwrap();
-    machine
-        .fakes
-        .files
-        .put("/proc/sys/kernel/osrelease", "6.1-1\n");
-    let reverted = machine.revert(&undo).await;
-    assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
-    let installed = apt.installed.lock().unwrap();
-    assert!(installed.contains_key("kernel-image-6.1") && !installed.contains_key("runc"));
-    assert!(
-        machine
-            .fakes
-            .files
-            .exists("/var/lib/rpm/keys".into())
-            .unwrap()
-    );
+    (machine.fakes.files).put("/proc/sys/kernel/osrelease", "6.1-1\n");
+    machine.reverts_in_part(&undo).await;
+    assert!(apt.has("kernel-image-6.1") && !apt.has("runc"));
+    assert!(machine.fakes.files.exists(KEYS.into()).unwrap());
 }
 
 #[tokio::test]
@@ -598,10 +474,7 @@ async fn stale_lock_is_removed() {
     let (machine, _) = docker(Kind::Dnf);
     let stale = "/var/cache/dnf/metadata_lock.pid";
     machine.fakes.files.put(stale, "812");
-    machine
-        .fakes
-        .files
-        .put("/proc/812/cmdline", "/usr/sbin/sshd\0");
+    (machine.fakes.files).put("/proc/812/cmdline", "/usr/sbin/sshd\0");
     machine.apply(&install(&["docker.io"])).await.unwrap();
     assert!(!machine.fakes.files.exists(stale.into()).unwrap());
 }

@@ -4,16 +4,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     archive::{Archive, Break, Kind, Offered, hold_lock, release_lock},
-    kit::{RecordingSink, STATE, TestMachine},
-    packages::{docker, install, spec},
+    kit::{RecordingSink, STATE, TestMachine, effects, says},
+    packages::{docker, install, replace, spec},
     with_each_manager,
 };
 use crate::{
-    change::{Applier, ApplyChanges, Change, Reverted, STOPPED, Undo},
+    change::{ApplyChanges, Change, STOPPED, Undo},
     error::Report,
     host::{
         ReadFiles as _,
-        exec::Status,
         fake::{diff, ok},
     },
     tools::packages::Action,
@@ -37,20 +36,12 @@ const HALF_WAY: &str = "curl: (28) Connection timed out\n\
                         error exit status 28";
 
 /// The administrator installs a package.
-fn vim_comes(machine: &TestMachine, apt: &Archive) {
+fn vim_comes(apt: &Archive) {
     apt.have("vim", "9");
-    apt.write(&machine.fakes.files);
 }
 
 fn appeared(undo: &Undo) -> Vec<&str> {
-    let Undo::Packages {
-        effects: Some(effects),
-        ..
-    } = undo
-    else {
-        panic!("{undo:?}");
-    };
-    effects.appeared.iter().map(String::as_str).collect()
+    effects(undo).appeared.iter().map(String::as_str).collect()
 }
 
 /// Applies a change until it waits for the lock of another program, which installs a package. Then requests a stop. Returns the
@@ -59,54 +50,43 @@ async fn stopped_while_waiting(machine: &TestMachine, apt: &Archive, change: &Ch
     let stop = CancellationToken::new();
     let applier = machine.restarted().stopped_by(stop.clone());
     let undo = applier.capture(change).await.unwrap();
-    let clock = machine.fakes.clock.clone();
     let (ended, ()) = tokio::join!(applier.apply(change, undo.clone(), &machine.sink), async {
-        while clock.slept().len() < 3 {
-            tokio::task::yield_now().await;
-        }
-        vim_comes(machine, apt);
+        machine.waits().await;
+        vim_comes(apt);
         stop.cancel();
     });
     assert_eq!(ended.unwrap_err().reason(), STOPPED);
-    assert!(machine.sink.text().contains("unattended-upgr"));
+    says(machine.sink.text(), "unattended-upgr");
     applier.reconcile(&undo, &machine.sink).await.unwrap()
 }
 
 async fn foreign_packages_are_not_ours_after_stop(kind: Kind) {
     let (machine, apt) = docker(kind);
-    *apt.breaks.lock().unwrap() = vec![Break {
-        meanwhile: hold_lock,
-        ..Break::after(0, LOCKED)
-    }];
+    apt.events().breaks = vec![Break::after(0, LOCKED).meanwhile(hold_lock)];
     let undo = stopped_while_waiting(&machine, &apt, &install(&["docker.io"])).await;
     assert!(undo.is_nothing(), "{undo:?}");
     release_lock(&machine.fakes.files);
     machine.revert(&undo).await;
-    assert!(apt.installed.lock().unwrap().contains_key("vim"));
+    assert!(apt.has("vim"));
 }
 
 async fn only_packages_of_the_first_attempt_are_ours(kind: Kind) {
     let (machine, apt) = docker(kind);
-    *apt.breaks.lock().unwrap() = vec![
-        Break {
-            meanwhile: hold_lock,
-            ..Break::after(0, LOCKED)
-        },
+    apt.events().breaks = vec![
+        Break::after(0, LOCKED).meanwhile(hold_lock),
         Break::after(1, HALF_WAY),
     ];
     let undo = stopped_while_waiting(&machine, &apt, &install(&["docker.io"])).await;
     assert_eq!(appeared(&undo), ["runc"]);
     release_lock(&machine.fakes.files);
     machine.revert(&undo).await;
-    let left = apt.installed.lock().unwrap();
-    assert!(left.contains_key("vim") && !left.contains_key("runc"));
+    assert!(apt.has("vim") && !apt.has("runc"));
 }
 
 async fn packages_of_a_failed_attempt_are_undone(kind: Kind) {
     let (machine, apt) = docker(kind);
     apt.have("podman", "4");
-    apt.write(&machine.fakes.files);
-    *apt.breaks.lock().unwrap() = vec![Break::after(1, HALF_WAY)];
+    apt.events().breaks = vec![Break::after(1, HALF_WAY)];
     let (undo, _) = machine.apply_and_undo(&install(&["docker.io"])).await;
     assert_eq!(appeared(&undo), ["docker.io", "runc"]);
     assert!(machine.sink.text().contains("retry: install packages"));
@@ -117,38 +97,18 @@ async fn package_manager_of_killed_run_is_awaited(kind: Kind) {
     let (machine, apt) = docker(kind);
     let before = machine.snapshot();
     let change = install(&["docker.io"]);
-    *apt.breaks.lock().unwrap() = vec![Break {
-        status: Status::Signalled(9),
-        meanwhile: hold_lock,
-        ..Break::after(1, "")
-    }];
-    let undo = machine.applier.capture(&change).await.unwrap();
-    let failed = machine
-        .applier
-        .apply(&change, undo.clone(), &machine.sink)
-        .await;
+    apt.events().breaks = vec![Break::after(1, "").killed().meanwhile(hold_lock)];
+    let undo = machine.capture(&change).await;
+    let failed = machine.apply_captured(&change, &undo).await;
     assert_eq!(failed.unwrap_err().reason(), "package-manager");
     // While the package manager is running, its effects are unknown and cannot be undone.
-    let error = machine
-        .applier
-        .reconcile(&undo, &machine.sink)
-        .await
-        .unwrap_err();
-    assert_eq!(error.reason(), "package-lock-timeout");
-    let error = machine
-        .applier
-        .revert(&undo, &machine.sink)
-        .await
-        .unwrap_err();
-    assert_eq!(error.reason(), "package-lock-timeout");
+    let reconciled = machine.applier.reconcile(&undo, &machine.sink).await;
+    assert_eq!(reconciled.unwrap_err().reason(), "package-lock-timeout");
+    let reverted = machine.applier.revert(&undo, &machine.sink).await;
+    assert_eq!(reverted.unwrap_err().reason(), "package-lock-timeout");
     apt.have("docker.io", "20.10.24");
-    apt.write(&machine.fakes.files);
     release_lock(&machine.fakes.files);
-    let undo = machine
-        .restarted()
-        .reconcile(&undo, &machine.sink)
-        .await
-        .unwrap();
+    let undo = machine.recover(&undo).await;
     assert_eq!(appeared(&undo), ["docker.io", "runc"]);
     machine.revert(&undo).await;
     assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
@@ -158,26 +118,23 @@ async fn later_changes_survive_undo_of_an_interruption(kind: Kind) {
     for n in 1.. {
         let (machine, apt) = docker(kind);
         machine.units.put("apt-daily.timer", "enabled", "active");
-        *apt.breaks.lock().unwrap() = vec![Break::after(1, HALF_WAY)];
+        apt.events().breaks = vec![Break::after(1, HALF_WAY)];
         let change = install(&["docker.io"]);
-        let undo = machine.applier.capture(&change).await.unwrap();
+        let undo = machine.capture(&change).await;
         let (before, units) = (machine.snapshot(), machine.units.all());
         machine.fakes.files.kill_at(n);
         // The process is dead, so its result is lost.
-        let _said = machine
-            .applier
-            .apply(&change, undo.clone(), &RecordingSink::default())
-            .await;
+        let lost = RecordingSink::default();
+        let _said = (machine.applier.apply(&change, undo.clone(), &lost)).await;
         let killed = machine.fakes.files.killed();
         machine.fakes.files.revive();
         // The administrator changes the machine before the next run.
-        vim_comes(&machine, &apt);
+        vim_comes(&apt);
         let restarted = machine.restarted();
         restarted.resume_paused(&machine.sink).await;
         let undo = restarted.reconcile(&undo, &machine.sink).await.unwrap();
         restarted.revert(&undo, &machine.sink).await.unwrap();
-        assert!(apt.installed.lock().unwrap().remove("vim").is_some(), "{n}");
-        apt.write(&machine.fakes.files);
+        assert!(apt.remove("vim"), "{n}");
         let left = diff(&before, &machine.snapshot());
         assert_eq!(left, Vec::<String>::new(), "interrupted at {n}");
         assert_eq!(machine.units.all(), units, "interrupted at {n}");
@@ -190,40 +147,21 @@ async fn later_changes_survive_undo_of_an_interruption(kind: Kind) {
 
 async fn inventory_of_an_unfinished_command_is_kept(kind: Kind) {
     let (machine, apt) = docker(kind);
-    let undo = machine
-        .applier
-        .capture(&install(&["docker.io"]))
-        .await
-        .unwrap();
+    let undo = machine.capture(&install(&["docker.io"])).await;
     let Undo::Packages { transaction, .. } = &undo else {
         panic!("{undo:?}");
     };
-    let comes = |name: &str| {
-        [Action::Install {
+    for (name, version) in [("runc", "1.1.5"), ("docker.io", "20.10.24")] {
+        let comes = Action::Install {
             name: name.to_owned(),
             from: None,
             to: "1".to_owned(),
-        }]
-    };
-    (machine
-        .applier
-        .record_start(transaction, &comes("runc"))
-        .await)
-        .unwrap();
-    apt.have("runc", "1.1.5");
-    apt.write(&machine.fakes.files);
-    (machine
-        .applier
-        .record_start(transaction, &comes("docker.io"))
-        .await)
-        .unwrap();
-    apt.have("docker.io", "20.10.24");
-    apt.write(&machine.fakes.files);
-    let undo = machine
-        .applier
-        .reconcile(&undo, &machine.sink)
-        .await
-        .unwrap();
+        };
+        let started = machine.applier.record_start(transaction, &[comes]).await;
+        started.unwrap();
+        apt.have(name, version);
+    }
+    let undo = machine.reconcile(&undo).await;
     assert_eq!(appeared(&undo), ["docker.io", "runc"]);
 }
 
@@ -231,34 +169,19 @@ async fn stopped_undo_completes_in_the_next_run(kind: Kind) {
     let (machine, apt) = docker(kind);
     apt.offer("podman", Offered::new("4", &[]));
     apt.have("podman", "4");
-    apt.write(&machine.fakes.files);
-    let undo = machine
-        .apply(&Change::InstallPackages {
-            packages: vec![spec("docker.io", None)],
-            removing: vec!["podman".into()],
-            later: false,
-        })
-        .await
-        .unwrap();
-    *apt.breaks.lock().unwrap() = vec![Break {
-        meanwhile: hold_lock,
-        ..Break::after(0, LOCKED)
-    }];
+    let change = replace(vec![spec("docker.io", None)], &["podman"]);
+    let undo = machine.apply(&change).await.unwrap();
+    apt.events().breaks = vec![Break::after(0, LOCKED).meanwhile(hold_lock)];
     let stop = CancellationToken::new();
-    let applier: Applier = machine.restarted().stopped_by(stop.clone());
-    let clock = machine.fakes.clock.clone();
+    let applier = machine.restarted().stopped_by(stop.clone());
     let (ended, ()) = tokio::join!(applier.revert(&undo, &machine.sink), async {
-        while clock.slept().len() < 3 {
-            tokio::task::yield_now().await;
-        }
+        machine.waits().await;
         stop.cancel();
     });
     assert_eq!(ended.unwrap_err().reason(), STOPPED);
     release_lock(&machine.fakes.files);
-    let reverted = machine.revert(&undo).await;
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
-    let now = apt.installed.lock().unwrap();
-    assert!(now.contains_key("podman") && !now.contains_key("docker.io"));
+    machine.reverts(&undo).await;
+    assert!(apt.has("podman") && !apt.has("docker.io"));
 }
 
 #[tokio::test]
@@ -277,11 +200,9 @@ async fn transactions_that_are_undone_together_leave_no_record() {
     }
     let records = || (machine.fakes.files).list(format!("{STATE}/transactions").as_str().into());
     assert_eq!(records().unwrap().len(), 3);
-    let reverted = machine.revert(&undo.unwrap()).await;
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    machine.reverts(&undo.unwrap()).await;
     assert_eq!(records().unwrap(), Vec::<String>::new());
-    let installed = apt.installed.lock().unwrap();
-    assert!(!installed.contains_key("docker.io") && !installed.contains_key("vim"));
+    assert!(!apt.has("docker.io") && !apt.has("vim"));
 }
 
 /// A later version must be able to identify the format.
@@ -289,15 +210,11 @@ async fn transactions_that_are_undone_together_leave_no_record() {
 async fn record_contains_its_schema() {
     let (machine, _) = docker(Kind::Apt);
     let change = install(&["docker.io"]);
-    let undo = machine.applier.capture(&change).await.unwrap();
+    let undo = machine.capture(&change).await;
     let Undo::Packages { transaction, .. } = &undo else {
         panic!("{undo:?}");
     };
-    machine
-        .applier
-        .record_start(transaction, &[])
-        .await
-        .unwrap();
+    (machine.applier.record_start(transaction, &[]).await).unwrap();
     let path = format!("{STATE}/transactions/{transaction}.json");
     let record: serde_json::Value = serde_json::from_str(&machine.fakes.files.text(&path)).unwrap();
     assert_eq!(record["schema"], 1, "{record}");
@@ -308,19 +225,13 @@ async fn record_contains_its_schema() {
 async fn unconfigured_packages_are_configured_before_removal() {
     let (machine, apt) = docker(Kind::Apt);
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
-    let half = |name: &str| apt.installed.lock().unwrap().get_mut(name).unwrap().half = true;
-    half("docker.io");
-    apt.write(&machine.fakes.files);
+    apt.edit("docker.io", |package| package.half = true);
     machine.fakes.exec.clear_log();
-    let reverted = machine.revert(&undo).await;
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    machine.reverts(&undo).await;
     let lines = machine.fakes.exec.lines();
     let at = |words: &str| lines.iter().position(|line| line.contains(words));
-    let configured = at(" --configure ");
-    assert!(
-        configured.is_some() && configured < at(" purge "),
-        "{lines:#?}"
-    );
+    let (configured, purged) = (at(" --configure "), at(" purge "));
+    assert!(configured.is_some() && configured < purged, "{lines:#?}");
 }
 
 /// The package manager may resolve a removal by installing a replacement package, which is not approved.
@@ -333,12 +244,9 @@ async fn undo_installs_no_replacement_packages() {
         assert!(simulated, "only simulated: {}", cmd.line());
         ok("Remv docker.io [20.10.24]\nRemv runc [1.1.5]\nInst podman (4 Archive [amd64])\n")
     });
-    let reverted = machine.revert(&undo).await;
-    let Reverted::Left { why, .. } = &reverted else {
-        panic!("{reverted:?}");
-    };
-    assert!(why.contains("would install podman 4"), "{why}");
-    assert!(apt.installed.lock().unwrap().contains_key("docker.io"));
+    let (_, why) = machine.reverts_in_part(&undo).await;
+    says(&why, "would install podman 4");
+    assert!(apt.has("docker.io"));
 }
 
 /// A package manager was interrupted under an earlier version of gpu-bootstrap, and this version undoes it.
@@ -351,29 +259,21 @@ async fn record_of_an_earlier_version_is_undone() {
     ));
     let (machine, apt) = docker(Kind::Apt);
     apt.have("podman", "4");
-    apt.write(&machine.fakes.files);
     let before = machine.snapshot();
     // `runc` was installed by a complete command, `docker.io` by an interrupted one, and the administrator installed `vim`
     // afterwards.
     for (package, version) in [("runc", "1.1.5"), ("docker.io", "20.10.24"), ("vim", "9")] {
         apt.have(package, version);
     }
-    apt.write(&machine.fakes.files);
     let path = format!("{STATE}/transactions/{name}.json");
     machine.fakes.files.put(&path, sample);
     let undo = Undo::Packages {
         transaction: name.to_owned(),
         effects: None,
     };
-    let undo = machine
-        .restarted()
-        .reconcile(&undo, &machine.sink)
-        .await
-        .unwrap();
+    let undo = machine.recover(&undo).await;
     assert_eq!(appeared(&undo), ["docker.io", "runc"]);
-    let reverted = machine.revert(&undo).await;
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
-    assert!(apt.installed.lock().unwrap().remove("vim").is_some());
-    apt.write(&machine.fakes.files);
+    machine.reverts(&undo).await;
+    assert!(apt.remove("vim"));
     assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
 }

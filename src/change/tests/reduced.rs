@@ -7,14 +7,14 @@ use nix::errno::Errno;
 
 use super::{
     archive::{Archive, Kind, Offered},
-    kit::{STATE, TestMachine, configure},
+    kit::{STATE, TestMachine, configure, effects, says},
     packages::{docker, install},
     with_each_manager,
 };
 use crate::{
-    change::{Change, Reverted, Undo},
+    change::{Change, ChangeError, Reverted, Undo, packages::Reduced},
     config::desired::Daemon,
-    host::fake::{Damage, ok},
+    host::fake::{Damage, diff, ok},
 };
 
 const DAEMON: &str = "/etc/docker/daemon.json";
@@ -31,10 +31,13 @@ fn set(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-fn installed(archive: &Archive) -> Vec<String> {
-    let names = archive.installed.lock().unwrap();
-    let ours = |name: &&String| ["docker.io", "driver", "library", "runc"].contains(&name.as_str());
-    names.keys().filter(ours).cloned().collect()
+async fn reduce(
+    machine: &TestMachine,
+    undo: &Undo,
+    holds: &[&str],
+) -> Result<Reduced, ChangeError> {
+    let (wanted, holds) = (set(&["driver"]), set(holds));
+    (machine.applier.reduce(undo, &wanted, &holds, &machine.sink)).await
 }
 
 /// A transaction with a driver and docker.
@@ -42,15 +45,9 @@ async fn shared(kind: Kind) -> (TestMachine, Archive, Undo) {
     let (machine, archive) = docker(kind);
     archive.offer("library", Offered::new("1", &[]));
     archive.offer("driver", Offered::new("1", &["library"]));
-    archive.write(&machine.fakes.files);
-    let undo = machine
-        .apply(&install(&["driver", "docker.io"]))
-        .await
-        .unwrap();
-    assert_eq!(
-        installed(&archive),
-        ["docker.io", "driver", "library", "runc"]
-    );
+    let undo = (machine.apply(&install(&["driver", "docker.io"])).await).unwrap();
+    let all = ["docker.io", "driver", "library", "runc"];
+    assert_eq!(archive.known(), all);
     (machine, archive, undo)
 }
 
@@ -59,45 +56,26 @@ async fn only_obsolete_packages_are_removed(kind: Kind) {
     let files = &machine.fakes.files;
     files.put_directory("/run/systemd/system", 0o755);
     machine.fakes.exec.clear_log();
-    let (wanted, holds) = (set(&["driver"]), set(&[]));
-    let reduced = (machine.applier)
-        .reduce(&undo, &wanted, &holds, &machine.sink)
-        .await
-        .unwrap();
+    let reduced = reduce(&machine, &undo, &[]).await.unwrap();
     assert!(matches!(&reduced.reverted, Reverted::Done { what } if what.contains("2 packages")));
-    assert_eq!(installed(&archive), ["driver", "library"]);
+    assert_eq!(archive.known(), ["driver", "library"]);
     let lines = machine.fakes.exec.lines();
-    assert!(
-        lines.iter().any(|line| line == "systemctl daemon-reload"),
-        "{lines:?}"
-    );
-    let Undo::Packages {
-        effects: Some(rest),
-        ..
-    } = &reduced.rest
-    else {
-        panic!("a remaining undo")
-    };
+    let reload = "systemctl daemon-reload".to_owned();
+    assert!(lines.contains(&reload), "{lines:?}");
+    let rest = effects(&reduced.rest);
     assert_eq!(rest.appeared, set(&["driver", "library"]));
-    assert!(matches!(
-        machine.revert(&reduced.rest).await,
-        Reverted::Done { .. }
-    ));
-    assert!(installed(&archive).is_empty());
+    machine.reverts(&reduced.rest).await;
+    assert!(archive.known().is_empty());
 }
 
 async fn held_package_is_also_removed(kind: Kind) {
     let names = ["docker.io", "driver", "library"];
     let (machine, archive, undo) = shared_and_held(kind, &names).await;
-    let (wanted, holds) = (set(&["driver"]), set(&names));
-    (machine.applier)
-        .reduce(&undo, &wanted, &holds, &machine.sink)
-        .await
-        .unwrap();
-    assert_eq!(installed(&archive), ["driver", "library"]);
+    reduce(&machine, &undo, &names).await.unwrap();
+    assert_eq!(archive.known(), ["driver", "library"]);
     // The driver depends on the library.
     for name in ["driver", "library"] {
-        assert!(archive.installed.lock().unwrap()[name].held, "{name}");
+        assert!(archive.package(name).held, "{name}");
     }
 }
 
@@ -105,56 +83,42 @@ async fn held_package_is_also_removed(kind: Kind) {
 async fn shared_and_held(kind: Kind, names: &[&str]) -> (TestMachine, Archive, Undo) {
     let (machine, archive, undo) = shared(kind).await;
     for name in names {
-        (archive.installed.lock().unwrap().get_mut(*name).unwrap()).held = true;
+        archive.edit(name, |package| package.held = true);
     }
-    archive.write(&machine.fakes.files);
     (machine, archive, undo)
 }
 
 async fn failed_reduction_keeps_the_holds(kind: Kind) {
     let names = ["docker.io", "driver", "library"];
     let (machine, archive, undo) = shared_and_held(kind, &names).await;
-    *archive.faults.lock().unwrap() = vec!["E: dpkg was not found"];
-    let _error = (machine.applier)
-        .reduce(&undo, &set(&["driver"]), &set(&names), &machine.sink)
-        .await
-        .unwrap_err();
+    archive.events().faults = vec!["E: dpkg was not found"];
+    assert!(reduce(&machine, &undo, &names).await.is_err());
     for name in names {
-        assert!(archive.installed.lock().unwrap()[name].held, "{name}");
+        assert!(archive.package(name).held, "{name}");
     }
 }
 
 async fn manually_requested_package_is_not_removed(kind: Kind) {
     let (machine, archive, undo) = shared_and_held(kind, &["docker.io", "runc"]).await;
-    (archive.installed.lock().unwrap().get_mut("runc").unwrap()).auto = false;
-    archive.write(&machine.fakes.files);
-    let (wanted, holds) = (set(&["driver"]), set(&["docker.io", "runc"]));
-    let reduced = (machine.applier)
-        .reduce(&undo, &wanted, &holds, &machine.sink)
-        .await
-        .unwrap();
-    assert!(
-        matches!(&reduced.reverted, Reverted::Left { what, why }
-            if what.contains("runc") && why.contains("manually installed after")),
-        "{:?}",
-        reduced.reverted
-    );
-    assert_eq!(installed(&archive), ["driver", "library", "runc"]);
-    assert!(archive.installed.lock().unwrap()["runc"].held);
+    archive.edit("runc", |package| package.auto = false);
+    let reduced = reduce(&machine, &undo, &["docker.io", "runc"]).await;
+    let Reverted::Left { what, why } = reduced.unwrap().reverted else {
+        panic!("runc stays");
+    };
+    says(&what, "runc");
+    says(&why, "manually installed after");
+    assert_eq!(archive.known(), ["driver", "library", "runc"]);
+    assert!(archive.package("runc").held);
 }
 
 async fn last_package_ends_the_reduced_transaction(kind: Kind) {
     let (machine, archive) = docker(kind);
     let before = machine.snapshot();
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
-    let reduced = (machine.applier)
-        .reduce(&undo, &set(&["driver"]), &set(&[]), &machine.sink)
-        .await
-        .unwrap();
+    let reduced = reduce(&machine, &undo, &[]).await.unwrap();
     assert!(reduced.rest.is_nothing());
-    assert!(installed(&archive).is_empty());
-    let left = crate::host::fake::diff(&before, &machine.snapshot());
-    assert!(left.is_empty(), "{left:#?}");
+    assert!(archive.known().is_empty());
+    assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
 }
 
 /// Registers the nvidia runtime with docker, which is not running afterwards.
@@ -171,41 +135,29 @@ async fn register(machine: &TestMachine) -> Undo {
 #[tokio::test]
 async fn runtime_is_removed_from_an_edited_file() {
     let machine = TestMachine::new();
-    machine
-        .fakes
-        .files
-        .put_mode(DAEMON, "{\"mtu\":1400}", 0o600);
+    (machine.fakes.files).put_mode(DAEMON, "{\"mtu\":1400}", 0o600);
     let undo = register(&machine).await;
     let text = machine.fakes.files.text(DAEMON);
     let edited = text.replace("1400", "1500");
     machine.fakes.files.put_mode(DAEMON, edited, 0o640);
-    let reverted = machine.revert(&undo).await;
-    assert!(
-        matches!(&reverted, Reverted::Done { what } if what.contains("removed runtimes.nvidia from")),
-        "{reverted:?}"
-    );
+    let what = machine.reverts(&undo).await;
+    says(&what, "removed runtimes.nvidia from");
     assert_eq!(machine.fakes.files.text(DAEMON), "{\n    \"mtu\": 1500\n}");
     let stat = crate::host::ReadFiles::stat(&machine.fakes.files, DAEMON.into());
     assert_eq!(stat.unwrap().unwrap().mode, 0o640);
-    assert!(matches!(
-        machine.revert(&undo).await,
-        Reverted::Nothing { .. }
-    ));
+    machine.reverts_nothing(&undo).await;
 }
 
 #[tokio::test]
 async fn reformatted_file_is_restored() {
     let machine = TestMachine::new();
-    machine
-        .fakes
-        .files
-        .put_mode(DAEMON, "{\"mtu\":1400}", 0o600);
+    (machine.fakes.files).put_mode(DAEMON, "{\"mtu\":1400}", 0o600);
     let before = machine.snapshot();
     let undo = register(&machine).await;
     let text = machine.fakes.files.text(DAEMON);
     machine.fakes.files.put(DAEMON, text + "\n\n");
-    assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));
-    assert!(crate::host::fake::diff(&before, &machine.snapshot()).is_empty());
+    machine.reverts(&undo).await;
+    assert!(diff(&before, &machine.snapshot()).is_empty());
 }
 
 #[tokio::test]
@@ -215,23 +167,15 @@ async fn modified_runtime_entry_is_kept_with_the_remedy() {
     let undo = register(&machine).await;
     let theirs = "{\"runtimes\":{\"nvidia\":{\"path\":\"theirs\"}}}";
     machine.fakes.files.put(DAEMON, theirs);
-    let Reverted::Left { what, why } = machine.revert(&undo).await else {
-        panic!("the entry was modified");
-    };
+    let (what, why) = machine.reverts_in_part(&undo).await;
     assert_eq!(what, format!("runtimes.nvidia in `{DAEMON}`"));
-    assert!(
-        why.contains(&format!("edit `{DAEMON}` and run the same command again")),
-        "{why}"
-    );
+    let remedy = format!("edit `{DAEMON}` and run the same command again");
+    says(&why, &remedy);
     assert_eq!(machine.fakes.files.text(DAEMON), theirs);
     machine.fakes.files.put(DAEMON, "not JSON");
-    let Reverted::Left { why, .. } = machine.revert(&undo).await else {
-        panic!("the content is unknown");
-    };
-    assert!(
-        why.contains(&format!("`install -m 0644 -o 0 -g 0 {STATE}/backups/")),
-        "{why}"
-    );
+    let (_, why) = machine.reverts_in_part(&undo).await;
+    let remedy = format!("`install -m 0644 -o 0 -g 0 {STATE}/backups/");
+    says(&why, &remedy);
 }
 
 #[tokio::test]
@@ -251,9 +195,7 @@ async fn edited_file_shows_command_that_completes_undo() {
         };
         let undo = machine.apply(&change).await.unwrap();
         machine.fakes.files.put(path, "theirs");
-        let Reverted::Left { why, .. } = machine.revert(&undo).await else {
-            panic!("the file is kept");
-        };
+        let (_, why) = machine.reverts_in_part(&undo).await;
         assert!(why.contains(command), "{why}");
         // `install` also prints this text when it reverts a change that is no longer configured. A hint to run `uninstall`
         // would then remove the driver.
@@ -262,10 +204,7 @@ async fn edited_file_shows_command_that_completes_undo() {
     }
     // The command completes the undo.
     machine.fakes.files.take("/etc/new");
-    assert!(matches!(
-        machine.revert(&undos[0]).await,
-        Reverted::Nothing { .. }
-    ));
+    machine.reverts_nothing(&undos[0]).await;
 }
 
 #[tokio::test]
@@ -273,12 +212,9 @@ async fn too_large_file_in_etc_blocks_no_transaction() {
     let (machine, archive) = docker(Kind::Apt);
     let core = "/etc/core.4711";
     machine.fakes.files.put(core, "much");
-    machine
-        .fakes
-        .files
-        .damage(core, Damage::Content, Errno::EFBIG);
+    (machine.fakes.files).damage(core, Damage::Content, Errno::EFBIG);
     let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
-    assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));
-    assert!(installed(&archive).is_empty());
+    machine.reverts(&undo).await;
+    assert!(archive.known().is_empty());
     assert_eq!(machine.fakes.files.text(core), "much");
 }

@@ -4,13 +4,13 @@ use serde_json::{Value, json};
 
 use super::{
     archive::{Archive, Kind, Offered},
-    kit::{TestMachine, configure},
+    kit::{TestMachine, configure, says},
     packages::install,
     system::restarts,
     with_each_manager,
 };
 use crate::{
-    change::{Change, Reverted},
+    change::Change,
     config::desired::Daemon,
     host::{
         ReadFiles,
@@ -94,8 +94,7 @@ async fn undo_does_not_require_the_cri_plugin() {
     (machine.fakes.exec).on("ctr", |_, _| {
         ok("io.containerd.grpc.v1  cri  linux/amd64  skip\n")
     });
-    let reverted = machine.revert(&undo).await;
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    machine.reverts(&undo).await;
 }
 
 #[tokio::test]
@@ -107,10 +106,7 @@ async fn edited_docker_entry_is_removed_with_its_runtime() {
     let edited = (ours.replace("\"args\": []", "\"args\": [\"--debug\"]"))
         .replace("\"mtu\"", "\"default-runtime\": \"nvidia\", \"mtu\"");
     machine.fakes.files.put(JSON, edited);
-    let reverted = machine.revert(&undo).await;
-    let Reverted::Done { what } = &reverted else {
-        panic!("{reverted:?}");
-    };
+    let what = machine.reverts(&undo).await;
     for part in [
         "default-runtime",
         "runtimes.nvidia.args",
@@ -118,16 +114,11 @@ async fn edited_docker_entry_is_removed_with_its_runtime() {
     ] {
         assert!(what.contains(part), "{what}");
     }
-    let left = diff(&before, &machine.snapshot());
-    assert!(left.is_empty(), "{left:#?}");
+    assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
     // Other settings of the administrator are kept, including an entry with a different program.
     let theirs = "{\"mtu\":1300,\"default-runtime\":\"nvidia\",\"runtimes\":{\"nvidia\":{\"path\":\"/opt/own\"}}}";
     machine.fakes.files.put(JSON, theirs);
-    let reverted = machine.revert(&undo).await;
-    assert!(
-        matches!(&reverted, Reverted::Left { what, .. } if what.contains("runtimes.nvidia")),
-        "{reverted:?}"
-    );
+    says(machine.reverts_in_part(&undo).await.0, "runtimes.nvidia");
     assert_eq!(machine.fakes.files.text(JSON), theirs);
 }
 
@@ -143,9 +134,7 @@ async fn edited_containerd_entry_is_removed_with_its_runtime() {
             "# the team\ndefault_runtime_name = 'nvidia'\n",
         ) + "SystemdCgroup = true\n\n[grpc]\ngid = 5\n";
         machine.fakes.files.put(TOML, edited);
-        let Reverted::Done { what } = machine.revert(&undo).await else {
-            panic!("all settings of the runtime are removed");
-        };
+        let what = machine.reverts(&undo).await;
         for part in [
             "containerd.default_runtime_name",
             "nvidia.options.SystemdCgroup",
@@ -154,15 +143,12 @@ async fn edited_containerd_entry_is_removed_with_its_runtime() {
         }
         let now = machine.fakes.files.text(TOML);
         assert!(!now.contains("nvidia"), "{now}");
-        assert!(
-            now.contains("# the team\n") && now.contains("gid = 5\n"),
-            "{now}"
-        );
+        says(&now, "# the team\n");
+        says(&now, "gid = 5\n");
         // An entry with a different program is kept.
         let theirs = ours.replace(PROGRAM, "/opt/own/runtime");
         machine.fakes.files.put(TOML, theirs.clone());
-        let reverted = machine.revert(&undo).await;
-        assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
+        machine.reverts_in_part(&undo).await;
         assert_eq!(machine.fakes.files.text(TOML), theirs);
     }
 }
@@ -181,8 +167,7 @@ async fn replaced_default_runtime_is_restored() {
             "default_runtime_name = 'nvidia'",
         );
         machine.fakes.files.put(TOML, edited);
-        let reverted = machine.revert(&undo).await;
-        assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+        machine.reverts(&undo).await;
         let now = machine.fakes.files.text(TOML);
         assert!(!now.contains("nvidia"), "{now}");
         assert!(
@@ -203,9 +188,7 @@ async fn configuration_rejected_without_our_keys_is_restored() {
         .replacen('{', "{\"broken\": 1,", 1);
     machine.fakes.files.put(JSON, broken.clone());
     let began = restarts(&machine);
-    let Reverted::Left { what, why } = machine.revert(&undo).await else {
-        panic!("Docker would not start");
-    };
+    let (what, why) = machine.reverts_in_part(&undo).await;
     assert!(
         what.contains(JSON) && why.contains("don't match any: broken"),
         "{what}: {why}"
@@ -221,7 +204,7 @@ async fn configuration_rejected_without_our_keys_is_restored() {
     // When the file is corrected, the same undo completes.
     let right = broken.replace("\"broken\": 1,", "");
     machine.fakes.files.put(JSON, right);
-    assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));
+    machine.reverts(&undo).await;
 
     // A file that is not ours makes nvidia the default runtime, so our file keeps the runtime.
     for (version, plugin) in PLUGINS {
@@ -233,19 +216,12 @@ async fn configuration_rejected_without_our_keys_is_restored() {
                 + &format!("[plugins.'{plugin}'.containerd]\ndefault_runtime_name = 'nvidia'\n"))
         });
         let began = restarts(&machine);
-        let Reverted::Left { why, .. } = machine.revert(&undo).await else {
-            panic!("the CRI plugin would not load");
-        };
+        let (_, why) = machine.reverts_in_part(&undo).await;
         assert!(why.contains("default runtime would be nvidia"), "{why}");
         assert_eq!(machine.fakes.files.text(TOML), ours);
         assert_eq!(restarts(&machine), began);
-        machine
-            .fakes
-            .exec
-            .on("containerd", |_, _| failed(1, "toml: expected ]"));
-        let Reverted::Left { why, .. } = machine.revert(&undo).await else {
-            panic!("containerd would not start");
-        };
+        (machine.fakes.exec).on("containerd", |_, _| failed(1, "toml: expected ]"));
+        let (_, why) = machine.reverts_in_part(&undo).await;
         assert!(why.contains("toml: expected ]"), "{why}");
     }
 }
@@ -263,15 +239,12 @@ async fn failed_daemon_undo_does_not_block_another() {
             false => failed(1, "no runtime nvidia"),
         }
     });
-    let Reverted::Left { what, why } = machine.revert(&newer).await else {
-        panic!("containerd would not start");
-    };
+    let (what, why) = machine.reverts_in_part(&newer).await;
     assert!(
         what.contains(TOML) && why.contains("no runtime nvidia"),
         "{what}: {why}"
     );
-    let reverted = machine.revert(&older).await;
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    machine.reverts(&older).await;
     assert_eq!(machine.fakes.files.text(TOML), ours);
     assert_eq!(machine.fakes.files.text(JSON), "{}\n");
     let lines = machine.fakes.exec.lines();
@@ -293,9 +266,7 @@ async fn daemon_is_not_restarted_with_a_rejected_file() {
     machine.fakes.files.put(TOML, "version = 3\n");
     (machine.fakes.exec).on("containerd", |_, _| failed(1, "toml: expected ]"));
     let began = restarts(&machine);
-    let Reverted::Left { what, why } = machine.revert(&undo).await else {
-        panic!("containerd would not start");
-    };
+    let (what, why) = machine.reverts_in_part(&undo).await;
     assert!(
         what.contains("`containerd.service`") && why.contains("expected ]"),
         "{what}: {why}"
@@ -303,8 +274,7 @@ async fn daemon_is_not_restarted_with_a_rejected_file() {
     assert_eq!(restarts(&machine), began);
     // The next undo restarts it.
     (machine.fakes.exec).on("containerd", |_, files| ok(files.text(TOML)));
-    let reverted = machine.revert(&undo).await;
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    machine.reverts(&undo).await;
     assert_eq!(restarts(&machine), began + 1);
 }
 
@@ -316,8 +286,7 @@ async fn unreadable_file_does_not_restart_a_running_daemon() {
         let broken = format!("{}]", machine.fakes.files.text(path));
         machine.fakes.files.put(path, broken.clone());
         machine.fakes.exec.clear_log();
-        let reverted = machine.revert(&undo).await;
-        assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
+        machine.reverts_in_part(&undo).await;
         assert_eq!(machine.fakes.files.text(path), broken);
         let lines = machine.fakes.exec.lines();
         assert!(
@@ -334,52 +303,32 @@ with_each_manager! {
 async fn runtime_package_is_kept_while_used(kind: Kind) {
     let machine = machine_with(kind, "{}\n", "version = 3\n");
     let archive = Archive::on(&machine);
-    archive.offer(
-        "toolkit-base",
-        Offered {
-            owns: PROGRAM,
-            ..Offered::new("1.18.0", &["toolkit-common"])
-        },
-    );
+    let base = Offered::new("1.18.0", &["toolkit-common"]);
+    archive.offer("toolkit-base", base.owning(PROGRAM));
     archive.offer("toolkit-common", Offered::new("1.18.0", &[]));
     archive.offer("toolkit", Offered::new("1.18.0", &["toolkit-base"]));
-    let installed = || -> Vec<String> {
-        let mut names: Vec<String> = archive.installed.lock().unwrap().keys().cloned().collect();
-        names.retain(|name| name.starts_with("toolkit"));
-        names
-    };
     let packages = machine.apply(&install(&["toolkit"])).await.unwrap();
     let keys = machine.apply(&docker()).await.unwrap();
     let broken = (machine.fakes.files.text(JSON)).replacen('{', "{\"broken\": 1,", 1);
     machine.fakes.files.put(JSON, broken.clone());
-    let reverted = machine.revert(&keys).await;
-    assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
-    let Reverted::Left { what, why } = machine.revert(&packages).await else {
-        panic!("the file contains the program");
-    };
+    machine.reverts_in_part(&keys).await;
+    let (what, why) = machine.reverts_in_part(&packages).await;
     assert!(
         what.contains("2 packages") && why.contains(PROGRAM),
         "{what}: {why}"
     );
-    assert_eq!(installed(), ["toolkit-base", "toolkit-common"]);
-    machine
-        .fakes
-        .files
-        .put(JSON, broken.replace("\"broken\": 1,", ""));
-    let reverted = machine.revert(&keys).await;
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
-    let reverted = machine.revert(&packages).await;
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
-    assert_eq!(installed(), [""; 0]);
+    assert_eq!(archive.known(), ["toolkit-base", "toolkit-common"]);
+    (machine.fakes.files).put(JSON, broken.replace("\"broken\": 1,", ""));
+    machine.reverts(&keys).await;
+    machine.reverts(&packages).await;
+    assert_eq!(archive.known(), [""; 0]);
     // An entry with a different program is kept, and needs no package.
     let packages = machine.apply(&install(&["toolkit"])).await.unwrap();
     let keys = machine.apply(&docker()).await.unwrap();
     let theirs = "{\"runtimes\":{\"nvidia\":{\"path\":\"/usr/local/nvidia/toolkit/nvidia-container-runtime\"}}}";
     machine.fakes.files.put(JSON, theirs);
-    let reverted = machine.revert(&keys).await;
-    assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
-    let reverted = machine.revert(&packages).await;
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    machine.reverts_in_part(&keys).await;
+    machine.reverts(&packages).await;
 }
 
 const READY: &str = r#"{"status": {"conditions": [{"type": "RuntimeReady", "status": true},
@@ -404,10 +353,8 @@ async fn cri_must_be_ready_without_pod_network() {
     });
     ready.apply(&change).await.unwrap();
     let said = ready.sink.text();
-    assert!(
-        said.contains("no pod network yet: NetworkReady is false: cni plugin not"),
-        "{said}"
-    );
+    let words = "no pod network yet: NetworkReady is false: cni plugin not";
+    says(&said, words);
 
     // An error because the client uses another CRI version does not mean that containerd is not ready.
     let old = machine();

@@ -3,7 +3,7 @@
 
 use super::{
     archive::{Archive, Kind, Offered},
-    kit::TestMachine,
+    kit::{TestMachine, says},
     packages::{docker, install, spec},
 };
 use crate::{
@@ -30,7 +30,7 @@ fn free_space(free: u64) -> FreeSpace {
 /// A machine with additional filesystems of one gigabyte each. Each package download has `size` bytes.
 fn with_filesystems(size: u64, mounts: &[&str]) -> (TestMachine, Archive) {
     let (machine, apt) = docker(Kind::Apt);
-    *apt.size.lock().unwrap() = size;
+    apt.events().size = size;
     let files = &machine.fakes.files;
     let mut list = "21 1 254:1 / / rw - ext4 /dev/vda1 rw\n".to_owned();
     for (n, mount) in mounts.iter().enumerate() {
@@ -47,24 +47,16 @@ fn with_filesystems(size: u64, mounts: &[&str]) -> (TestMachine, Archive) {
 
 #[tokio::test]
 async fn transaction_that_does_not_fit_is_rejected() {
-    for (size, mounts, expected) in [
+    for (size, mounts, expected) in rows! {
         // The package files.
-        (
-            300_000_000,
-            &["/usr"][..],
-            Some("`/usr` has 953.7 MiB free, but the packages need 1.4 GiB"),
-        ),
-        (100_000_000, &["/usr"], None),
+        300_000_000, &["/usr"][..], Some("`/usr` has 953.7 MiB free, but the packages need 1.4 GiB");
+        100_000_000, &["/usr"], None;
         // The package archives.
-        (
-            1_100_000_000,
-            &["/var"],
-            Some("`/var` has 953.7 MiB free, but the packages need 1.0 GiB"),
-        ),
-        (900_000_000, &["/var"], None),
+        1_100_000_000, &["/var"], Some("`/var` has 953.7 MiB free, but the packages need 1.0 GiB");
+        900_000_000, &["/var"], None;
         // On separate filesystems, the sizes are not added.
-        (190_000_000, &["/usr", "/var"], None),
-    ] {
+        190_000_000, &["/usr", "/var"], None;
+    } {
         let (machine, apt) = with_filesystems(size, mounts);
         let change = install(&["docker.io"]);
         let dry_run_of = machine.applier.dry_run(&change).await;
@@ -72,28 +64,22 @@ async fn transaction_that_does_not_fit_is_rejected() {
         let before = machine.fakes.exec.lines().len();
         let applied = machine.apply(&change).await.map(drop);
         for ended in [dry_run_of, previewed, applied] {
-            match (expected, ended) {
-                (None, ended) => ended.unwrap(),
-                (Some(words), ended) => {
-                    let error = ended.expect_err("there is not enough space");
-                    assert_eq!(
-                        (error.reason(), error.exit()),
-                        ("no-disk-space", Exit::Blocked)
-                    );
-                    assert!(error.to_string().contains(words), "{error}");
-                    assert!(error.hint().unwrap().contains("apt-get clean"));
-                }
-            }
+            let Some(words) = expected else {
+                ended.unwrap();
+                continue;
+            };
+            let error = ended.expect_err("there is not enough space");
+            assert_eq!(error.exit(), Exit::Blocked);
+            assert_eq!(error.reason(), "no-disk-space");
+            says(&error, words);
+            says(error.hint().unwrap(), "apt-get clean");
         }
         if expected.is_some() {
             let lines = machine.fakes.exec.lines().split_off(before);
-            assert!(
-                lines.iter().all(|line| line.contains(" -s ")
-                    || line.contains("--print-uris")
-                    || !line.starts_with("apt-get")),
-                "{lines:?}"
-            );
-            assert!(!apt.installed.lock().unwrap().contains_key("docker.io"));
+            let asks = |line: &String| line.contains(" -s ") || line.contains("--print-uris");
+            let harmless = |line: &String| asks(line) || !line.starts_with("apt-get");
+            assert!(lines.iter().all(harmless), "{lines:?}");
+            assert!(!apt.has("docker.io"));
         }
     }
 }
@@ -102,11 +88,8 @@ async fn transaction_that_does_not_fit_is_rejected() {
 async fn downloads_and_files_on_one_filesystem_are_added() {
     // 180 MB and 900 MB on a filesystem of 1 GB.
     let (machine, _) = docker_on_one_filesystem(180_000_000);
-    let error = machine.apply(&install(&["docker.io"])).await.unwrap_err();
-    assert!(
-        error.to_string().contains("`/` has 953.7 MiB free"),
-        "{error}"
-    );
+    let error = machine.fails(&install(&["docker.io"])).await;
+    says(&error, "`/` has 953.7 MiB free");
     let (machine, _) = docker_on_one_filesystem(160_000_000);
     machine.apply(&install(&["docker.io"])).await.unwrap();
 }
@@ -120,18 +103,12 @@ fn docker_on_one_filesystem(size: u64) -> (TestMachine, Archive) {
 #[tokio::test]
 async fn filesystem_without_inodes_has_its_own_remedy() {
     let (machine, apt) = docker_on_one_filesystem(1);
-    let inodes = Some(Inodes {
-        total: 65536,
-        free: 0,
-    });
-    let without = FreeSpace {
-        inodes,
-        ..free_space(GB)
-    };
+    let mut without = free_space(GB);
+    let (total, free) = (65536, 0);
+    without.inodes = Some(Inodes { total, free });
     machine.fakes.files.mount("/", without);
-    *apt.faults.lock().unwrap() =
-        vec!["E: You don't have enough free space in /var/cache/apt/archives/."];
-    let error = machine.apply(&install(&["docker.io"])).await.unwrap_err();
+    apt.events().faults = vec!["E: You don't have enough free space in /var/cache/apt/archives/."];
+    let error = machine.fails(&install(&["docker.io"])).await;
     let hint = error.hint().unwrap_or_default();
     assert!(hint.contains("`/` has 0 of 65536 inodes free"), "{hint}");
 }
@@ -140,19 +117,11 @@ async fn filesystem_without_inodes_has_its_own_remedy() {
 async fn dry_run_ignores_temporary_errors() {
     let (machine, _) = with_filesystems(1, &[]);
     // The repository has not been added yet.
-    machine
-        .applier
-        .dry_run(&install(&["unknown"]))
-        .await
-        .unwrap();
+    (machine.applier.dry_run(&install(&["unknown"])).await).unwrap();
     // An earlier change of the run may repair this.
     let error = "E: Unable to correct problems, you have held broken packages.";
     (machine.fakes.exec).on("apt-get", move |_, _| failed(100, error));
-    machine
-        .applier
-        .dry_run(&install(&["docker.io"]))
-        .await
-        .unwrap();
+    (machine.applier.dry_run(&install(&["docker.io"])).await).unwrap();
 }
 
 const DEAD: &str = "http://dead.example.org/deb";
@@ -165,7 +134,7 @@ fn with_dead_source(words: &'static str) -> (TestMachine, Archive, Applier) {
         "/etc/apt/sources.list",
         format!("deb http://debian.example.org/debian bookworm main\ndeb {DEAD} stable main\n"),
     );
-    *apt.faults.lock().unwrap() = vec![words; 8];
+    apt.events().faults = vec![words; 8];
     let wanted = WantedPackages {
         packages: vec![spec("docker.io", None)],
         repositories: Vec::new(),
@@ -182,6 +151,9 @@ const BAD_KEY: &str = "E: GPG error: http://dead.example.org/deb stable InReleas
                        NO_PUBKEY A4B469963BF863CC\nE: The repository \
                        'http://dead.example.org/deb stable InRelease' is not signed.";
 
+const BOTH: &str = "Err:1 http://debian.example.org/debian bookworm InRelease\n  Connection refused\n\
+                    Err:2 http://dead.example.org/deb stable InRelease\n  Connection refused";
+
 async fn refresh(machine: &TestMachine, applier: &Applier) -> Result<(), &'static str> {
     let change = Change::RefreshRepositories;
     let undo = applier.capture(&change).await.unwrap();
@@ -195,10 +167,7 @@ async fn source_without_required_packages_may_fail() {
         let (machine, _, applier) = with_dead_source(words);
         assert_eq!(refresh(&machine, &applier).await, Ok(()));
         let said = machine.sink.text();
-        assert!(
-            said.contains("warning: http://dead.example.org/deb failed"),
-            "{said}"
-        );
+        says(&said, "warning: http://dead.example.org/deb failed");
         // The download is not retried.
         assert!(machine.fakes.clock.slept().is_empty());
     }
@@ -209,7 +178,7 @@ async fn required_source_must_not_fail() {
     for (words, reason) in [(REFUSED, "network"), (BAD_KEY, "repository-key")] {
         // A required package would come from it.
         let (machine, apt, applier) = with_dead_source(words);
-        apt.hosts.lock().unwrap().insert("docker.io", DEAD);
+        apt.events().hosts.insert("docker.io", DEAD);
         assert_eq!(refresh(&machine, &applier).await, Err(reason));
         // A required package is unknown, so it may be in the missing lists.
         let (machine, apt, applier) = with_dead_source(words);
@@ -224,16 +193,10 @@ async fn required_source_must_not_fail() {
         assert_eq!(refresh(&machine, &applier).await, Err(reason));
         // The distribution also fails.
         let (machine, apt, applier) = with_dead_source(words);
-        let both = match reason {
-            "network" => {
-                "Err:1 http://debian.example.org/debian bookworm InRelease\n  Connection \
-                          refused\nErr:2 http://dead.example.org/deb stable InRelease\n  Connection \
-                          refused"
-            }
-            _ => continue,
-        };
-        *apt.faults.lock().unwrap() = vec![both; 8];
-        assert_eq!(refresh(&machine, &applier).await, Err(reason));
+        if reason == "network" {
+            apt.events().faults = vec![BOTH; 8];
+            assert_eq!(refresh(&machine, &applier).await, Err(reason));
+        }
     }
 }
 
@@ -250,7 +213,6 @@ async fn no_source_is_needed_if_all_is_installed() {
     let (machine, apt, applier) = with_dead_source(REFUSED);
     apt.have("docker.io", "20.10.24");
     apt.offer("docker.io", Offered::new("20.10.24", &[]));
-    apt.hosts.lock().unwrap().insert("docker.io", DEAD);
-    apt.write(&machine.fakes.files);
+    apt.events().hosts.insert("docker.io", DEAD);
     assert_eq!(refresh(&machine, &applier).await, Ok(()));
 }

@@ -1,7 +1,7 @@
 //! Package managers. Each has a directory with its argument vectors and the pure parsers of its output. All other code uses
 //! only [`Backend`]. [`Manager::backend`] is the only place that distinguishes package managers.
 //!
-//! To add a package manager (`src/change/tests/tiny.rs` is the smallest working one):
+//! To add a package manager:
 //!
 //! 1. Add a directory here with a type that implements [`Backend`] in `mod.rs`, and each topic in a separate file: [`Database`]
 //!    in `database.rs`, [`Sources`] in `sources.rs`, [`Offers`] in `offers.rs`, [`Transactions`] in `commands.rs`, and
@@ -10,7 +10,7 @@
 //! 2. In this file, add its `mod`, a variant of [`Manager`], its entry in `ALL`, and its arm in `backend()`. Add the names of
 //!    its programs to `NAMES` in `tests/layers.rs`. Profiles can now use `manager = "NAME"`. `src/change/packages` is the same
 //!    for all package managers, and so is the test of their arguments in `src/tools/tests.rs`.
-//! 3. Add a variant of `Kind` in `src/change/tests/kinds.rs` (the output of its simulated program) and a module in the macro of
+//! 3. Add its commands and output to the archive in `src/change/tests` (as in `dnf.rs` there) and a module in the macro of
 //!    `src/change/tests/mod.rs`. All transaction tests then also run with it.
 //! 4. Add its simulated programs in `tests/machine`, and a profile (CONTRIBUTING.md).
 
