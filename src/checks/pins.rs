@@ -75,13 +75,10 @@ async fn moves(subject: &Subject<'_>, desired: &Desired) -> Result<Moves, StepEr
             "the packages are not installed yet".to_owned(),
         ));
     }
-    let Some(query) = backend.upgrade() else {
-        let name = backend.name();
-        return Ok(Moves::NotQueried(format!("not checked with {name}")));
-    };
     if !backend.has_lists(subject.host.files())? {
         return Ok(Moves::NotQueried("there are no package lists".to_owned()));
     }
+    let query = backend.upgrade();
     let output = match subject.host.query(&query).await {
         Ok(output) if backend.has_answered(&output) => output,
         Ok(output) => output.success(query.cmd())?,

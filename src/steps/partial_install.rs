@@ -24,9 +24,7 @@ pub(super) fn here(
         .fold(0_u64, |sum, package| {
             sum.saturating_add(package.installed_bytes)
         });
-    let Some(directory) = backend.downloads() else {
-        return Ok(bytes);
-    };
+    let directory = backend.downloads();
     for file in files.list(directory)? {
         let Some((name, version)) = backend.downloaded(&file) else {
             continue;

@@ -231,7 +231,7 @@ fn package_commands(value: &str) -> Vec<Cmd> {
         queries.extend(backend.names(value));
         queries.extend(backend.contents(&names));
         queries.extend(backend.lower_bounds(&names));
-        queries.extend(backend.upgrade());
+        queries.push(backend.upgrade());
         queries.extend(backend.unfinished());
         queries.extend(backend.configuration_of(&names));
         for request in &requests {
@@ -240,7 +240,7 @@ fn package_commands(value: &str) -> Vec<Cmd> {
             }
             cmds.push(backend.download(&settings, request));
             queries.push(backend.simulate(&settings, request));
-            queries.extend(backend.estimate(&settings, request));
+            queries.push(backend.estimate(&settings, request));
         }
     }
     cmds.extend(queries.iter().map(|query| query.cmd().clone()));

@@ -188,7 +188,7 @@ impl Asking<'_> {
             },
             "simulate" | "upgrade" => {
                 let query = match verb {
-                    "upgrade" => backend.upgrade().expect("a question"),
+                    "upgrade" => backend.upgrade(),
                     _ => backend.simulate(settings, &self.constraints(names).request()),
                 };
                 let said = self.run(query.cmd()).await;
@@ -201,7 +201,7 @@ impl Asking<'_> {
             }
             "estimate" => {
                 let query = backend.estimate(settings, &self.constraints(names).request());
-                let said = self.run(query.expect("a question").cmd()).await;
+                let said = self.run(query.cmd()).await;
                 if !backend.has_answered(&said) {
                     return self.result(&said);
                 }

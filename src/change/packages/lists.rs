@@ -96,8 +96,7 @@ impl Applier {
             removing: &[],
         };
         let estimate = match self.estimate(&request).await {
-            Ok(Some(estimate)) => estimate,
-            Ok(None) => return Ok(None),
+            Ok(estimate) => estimate,
             // No transaction is possible, regardless of its packages.
             Err(error) if error.class == Class::PackageManager(FailureClass::Sources) => {
                 return Err(error);

@@ -17,27 +17,25 @@ const FILES: &str = "/usr";
 /// Location of kernels and initramfs images.
 const BOOT: &str = "/boot";
 
-/// Location of the package database, and of downloads if the package manager has no separate directory for them.
+/// Location of the package database.
 const STATE: &str = "/var";
 
 impl Applier {
-    /// Download and installed size of a transaction. `None` if the package manager does not report them.
+    /// Download and installed size of a transaction.
     pub(super) async fn estimate(
         &self,
         request: &TransactionRequest<'_>,
-    ) -> Result<Option<Estimate>, ChangeError> {
-        let Some(query) = self.backend.estimate(&self.settings(), request) else {
-            return Ok(None);
-        };
+    ) -> Result<Estimate, ChangeError> {
+        let query = self.backend.estimate(&self.settings(), request);
         let answer = self
             .ask("estimate the size of the package transaction", &query)
             .await?;
-        Ok(Some(self.backend.parse_estimate(&answer)))
+        Ok(self.backend.parse_estimate(&answer))
     }
 
     /// The remedies for package filesystems without free inodes.
     pub(super) fn without_inodes(&self) -> Vec<String> {
-        let downloads = self.backend.downloads().map_or(STATE, |path| path.as_str());
+        let downloads = self.backend.downloads().as_str();
         let found = mounts::of(&*self.host.files, &[FILES, STATE, BOOT, downloads]);
         let found = found.unwrap_or_else(|second| {
             tracing::debug!(%second, "the package filesystems cannot be read");
@@ -57,15 +55,12 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         let settings = self.settings();
         let simulation = self.backend.simulate(&settings, request);
-        let has_sizes = self.backend.estimate(&settings, request) == Some(simulation);
+        let has_sizes = self.backend.estimate(&settings, request) == simulation;
         let estimate = match simulated.filter(|_| has_sizes) {
             Some(answer) => self.backend.parse_estimate(answer),
-            None => match self.estimate(request).await? {
-                Some(estimate) => estimate,
-                None => return Ok(()),
-            },
+            None => self.estimate(request).await?,
         };
-        let downloads = self.backend.downloads().map_or(STATE, |path| path.as_str());
+        let downloads = self.backend.downloads().as_str();
         let needs = [
             (FILES, estimate.unpacked_bytes),
             (downloads, estimate.download_bytes()),

@@ -38,9 +38,7 @@ pub trait Database: Sync {
     ///
     /// # Errors
     /// If an existing file cannot be read.
-    fn interrupted(&self, _files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
-        Ok(None)
-    }
+    fn interrupted(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError>;
 
     /// Returns the packages that an interruption left unconfigured, according to the database and the manager's records.
     ///
@@ -97,9 +95,7 @@ pub trait Database: Sync {
     }
 
     /// Returns the package name without its architecture, from a [`Package::id`].
-    fn bare_name<'n>(&self, id: &'n str) -> &'n str {
-        id
-    }
+    fn bare_name<'n>(&self, id: &'n str) -> &'n str;
 
     /// Compares two versions by the manager's rules.
     fn compare(&self, a: &str, b: &str) -> Ordering;

@@ -28,22 +28,16 @@ pub trait Messages {
     fn failure_class(&self, output: &str) -> FailureClass;
 
     /// Returns the remedy of a failure, if its message is more specific than its class.
-    fn remedy(&self, _output: &str) -> Option<&'static str> {
-        None
-    }
+    fn remedy(&self, output: &str) -> Option<&'static str>;
 
     /// Returns the line that shows the failure. In a long output, this is often not one of the last lines.
     fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str>;
 
     /// Returns the first reason in the output of a failed command, without the manager's prefix.
-    fn first_reason<'t>(&self, output: &'t str) -> Option<&'t str> {
-        output.lines().last()
-    }
+    fn first_reason<'t>(&self, output: &'t str) -> Option<&'t str>;
 
     /// Returns the lines that explain why a transaction cannot be resolved or must not be performed.
-    fn preflight_issue(&self, _output: &str) -> Option<String> {
-        None
-    }
+    fn preflight_issue(&self, output: &str) -> Option<String>;
 
     /// Returns the reason if the output of [`super::Transactions::upgrade`] does not cover all repositories, otherwise `None`.
     fn not_queried(&self, _output: &Output) -> Option<String> {
@@ -51,14 +45,10 @@ pub trait Messages {
     }
 
     /// Returns failures that a successful download of the lists reports as warnings.
-    fn failed_sources(&self, _output: &str) -> Option<String> {
-        None
-    }
+    fn failed_sources(&self, output: &str) -> Option<String>;
 
     /// Returns the sources whose lists could not be downloaded. `None` if no source or something else failed.
-    fn failures_by_source(&self, _output: &str) -> Option<Vec<SourceFailure>> {
-        None
-    }
+    fn failures_by_source(&self, output: &str) -> Option<Vec<SourceFailure>>;
 
     /// Returns the package scripts that failed although the command succeeded.
     fn failed_scripts(&self, _output: &str) -> Option<String> {
@@ -66,19 +56,13 @@ pub trait Messages {
     }
 
     /// Whether an output line reports a stage of a transaction, such as a download or the installation of one package.
-    fn is_stage(&self, _line: &str) -> bool {
-        false
-    }
+    fn is_stage(&self, line: &str) -> bool;
 
     /// Returns the total download size, if an output line contains it.
-    fn download_size(&self, _line: &str) -> Option<u64> {
-        None
-    }
+    fn download_size(&self, line: &str) -> Option<u64>;
 
     /// Returns the size of the file, if an output line reports its download.
-    fn download_part(&self, _line: &str) -> Option<u64> {
-        None
-    }
+    fn download_part(&self, line: &str) -> Option<u64>;
 }
 
 /// Returns the first line with the indented lines that follow it.

@@ -76,9 +76,7 @@ pub trait Offers {
     }
 
     /// The directory of downloaded package files.
-    fn downloads(&self) -> Option<&'static Utf8Path> {
-        None
-    }
+    fn downloads(&self) -> &'static Utf8Path;
 
     /// Returns the package and version of a file in [`Self::downloads`].
     fn downloaded(&self, _file: &str) -> Option<(String, String)> {

@@ -15,17 +15,13 @@ pub trait Sources {
     ///
     /// # Errors
     /// If an existing file cannot be read.
-    fn entries(&self, _files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
-        Ok(Vec::new())
-    }
+    fn entries(&self, files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError>;
 
     /// Returns errors in the configured sources, with their effect on the package manager.
     ///
     /// # Errors
     /// If an existing file cannot be read.
-    fn source_issues(&self, _files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError> {
-        Ok(Vec::new())
-    }
+    fn source_issues(&self, files: &dyn ReadFiles) -> Result<Vec<SourceIssue>, FilesError>;
 
     /// Returns the additions that give the machine these components in these suites, or `None` if it already has all of them.
     /// `entries` are the sources of the machine and must contain the first suite.
@@ -34,12 +30,10 @@ pub trait Sources {
     /// If the machine has no source for the first suite, or if that source does not specify exactly one key file.
     fn further(
         &self,
-        _entries: &[SourceEntry],
-        _suites: &[String],
-        _components: &[String],
-    ) -> Result<Option<Further>, ArchiveError> {
-        Ok(None)
-    }
+        entries: &[SourceEntry],
+        suites: &[String],
+        components: &[String],
+    ) -> Result<Option<Further>, ArchiveError>;
 
     /// Returns the configured repositories whose packages replace newer ones, because of a preference of the administrator.
     ///
@@ -53,17 +47,13 @@ pub trait Sources {
     ///
     /// # Errors
     /// If an existing file cannot be read.
-    fn exclusions(&self, _files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
-        Ok(Vec::new())
-    }
+    fn exclusions(&self, files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError>;
 
     /// Returns the lines of the manager's configuration that set a proxy, as messages.
     ///
     /// # Errors
     /// If an existing file cannot be read.
-    fn proxies(&self, _files: &dyn ReadFiles) -> Result<Vec<String>, FilesError> {
-        Ok(Vec::new())
-    }
+    fn proxies(&self, files: &dyn ReadFiles) -> Result<Vec<String>, FilesError>;
 
     /// Returns `None` if no preference of the machine blocks a repository or a package. Otherwise returns a hint for the case
     /// that a preference of ours would allow it again.

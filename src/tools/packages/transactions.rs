@@ -30,21 +30,13 @@ pub trait Transactions {
     fn parse_actions(&self, text: &str, installed: &[Package]) -> Vec<Action>;
 
     /// Simulates an upgrade of the complete system with the existing lists. [`Self::parse_actions`] parses the output.
-    /// `None` if this is not supported.
-    fn upgrade(&self) -> Option<Query> {
-        None
-    }
+    fn upgrade(&self) -> Query;
 
-    /// Queries the download and installed size of a transaction, possibly with [`Self::simulate`]. `None` if this is not
-    /// supported.
-    fn estimate(&self, _settings: &Settings, _request: &TransactionRequest<'_>) -> Option<Query> {
-        None
-    }
+    /// Queries the download and installed size of a transaction, possibly with [`Self::simulate`].
+    fn estimate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Query;
 
     /// Parses the output of [`Self::estimate`].
-    fn parse_estimate(&self, _text: &str) -> Estimate {
-        Estimate::default()
-    }
+    fn parse_estimate(&self, text: &str) -> Estimate;
 
     /// Downloads the packages of a transaction.
     fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd;
@@ -105,7 +97,5 @@ pub trait Transactions {
     fn mark(&self, mark: Mark, packages: &[String]) -> Cmd;
 
     /// Returns a human-readable command line, without the options that every command has.
-    fn short_line(&self, cmd: &Cmd) -> String {
-        cmd.line()
-    }
+    fn short_line(&self, cmd: &Cmd) -> String;
 }

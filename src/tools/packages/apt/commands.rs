@@ -166,17 +166,17 @@ impl Transactions for Apt {
     }
 
     /// Simulates `dist-upgrade`, apt-get(8). Takes no lock and does not need root.
-    fn upgrade(&self) -> Option<Query> {
+    fn upgrade(&self) -> Query {
         let query = Query::new("apt-get", ["-q", "-s", "-y", "dist-upgrade"]);
-        Some(query.deadline(Duration::from_secs(120)))
+        query.deadline(Duration::from_secs(120))
     }
 
     /// Queries URLs and sizes, apt-get(8). Takes no lock. A simulation does not print sizes.
-    fn estimate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Option<Query> {
+    fn estimate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Query {
         let (verb, packages) = words(request);
         let mut args = vec!["-q".to_owned(), "-y".to_owned(), "--print-uris".to_owned()];
         args.extend(arguments(settings, verb, &packages));
-        Some(Query::new("apt-get", args).deadline(Duration::from_secs(120)))
+        Query::new("apt-get", args).deadline(Duration::from_secs(120))
     }
 
     fn parse_estimate(&self, text: &str) -> Estimate {

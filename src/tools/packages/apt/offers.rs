@@ -160,8 +160,8 @@ impl Offers for Apt {
         found
     }
 
-    fn downloads(&self) -> Option<&'static Utf8Path> {
-        Some(Utf8Path::new(ARCHIVES))
+    fn downloads(&self) -> &'static Utf8Path {
+        Utf8Path::new(ARCHIVES)
     }
 
     /// Parses `NAME_VERSION_ARCHITECTURE.deb`. apt writes `%3a` for the colon after an epoch.

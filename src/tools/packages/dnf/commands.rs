@@ -230,17 +230,17 @@ impl Transactions for Dnf {
     }
 
     /// Respects version locks, like dnf-automatic.
-    fn upgrade(&self) -> Option<Query> {
+    fn upgrade(&self) -> Query {
         let args = ["--assumeno", "--cacheonly"].iter();
         let args = args
             .chain(OPTIONS.iter().filter(|option| **option != FAIL_IF_LOCKED))
             .chain(&AS_REFRESHED)
             .chain(&["upgrade"]);
-        Some(Query::new("dnf", args.copied()).deadline(RESOLVE_DEADLINE))
+        Query::new("dnf", args.copied()).deadline(RESOLVE_DEADLINE)
     }
 
-    fn estimate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Option<Query> {
-        Some(self.simulate(settings, request))
+    fn estimate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Query {
+        self.simulate(settings, request)
     }
 
     fn parse_estimate(&self, text: &str) -> Estimate {

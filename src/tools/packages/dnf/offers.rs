@@ -128,8 +128,8 @@ impl Offers for Dnf {
         found
     }
 
-    fn downloads(&self) -> Option<&'static Utf8Path> {
-        Some(Utf8Path::new(CACHE))
+    fn downloads(&self) -> &'static Utf8Path {
+        Utf8Path::new(CACHE)
     }
 }
 
