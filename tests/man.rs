@@ -2,12 +2,8 @@
 
 use std::{fs, path::Path};
 
-use clap::{Command, CommandFactory};
-use gpu_bootstrap::{
-    cli::{args::Cli, help},
-    config::reference,
-    report::settings,
-};
+use clap::Command;
+use gpu_bootstrap::{cli::help, config::reference, report::settings};
 use roff::{Roff, bold, roman};
 
 /// The page of the settings file.
@@ -78,7 +74,7 @@ fn shown(command: &Command) -> Vec<Command> {
 
 /// The pages by file name: the program, each visible command, and the settings file.
 fn pages() -> Vec<(String, String)> {
-    let mut program = Cli::command();
+    let mut program = help::documented();
     program.build();
     shown(&program)
         .into_iter()

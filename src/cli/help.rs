@@ -412,7 +412,7 @@ fn owned(rows: &[(&str, &str)]) -> Vec<(String, String)> {
 
 /// Returns the command line with the sections of `--help`. They are not in [`Cli`], because they take longer to build than the
 /// rest of it, and each start builds it.
-pub(super) fn documented() -> Command {
+pub fn documented() -> Command {
     Cli::command()
         .after_long_help(of(""))
         .mut_subcommands(|command| {
