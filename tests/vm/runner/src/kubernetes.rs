@@ -9,7 +9,6 @@ use anyhow::{Context, Result};
 
 use crate::bed::Bed;
 use crate::rootfs::Mirror;
-use crate::sh::Cmd;
 use crate::{debian, golang};
 
 /// The program that joins machines, and that prepares the control plane.
