@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::bed::Bed;
-use crate::repo::rpm::table::{Package, Rpms};
-use crate::repo::rpm::{Served, file_name};
+use crate::repo::table::{Package, Release};
+use crate::repo::{Repositories, rpm};
 use crate::rootfs;
 use crate::sh::{Script, path, script};
 use crate::tables::Root;
@@ -32,27 +32,28 @@ pub fn release(name: &str) -> (&str, Option<&str>) {
     }
 }
 
+/// The table's release of these repositories.
+fn of(served: &Repositories) -> Result<&Release> {
+    (served.table.release.as_ref()).context("the repositories are not for dnf")
+}
+
 /// Returns the directory with the root filesystem of the entry `spec`, in its subdirectory `root`: its [`base`],
 /// modified to simulate the release of this name.
-pub fn build(bed: &Bed, spec: &Root, name: &str, table: &Rpms, served: &Served) -> Result<PathBuf> {
+pub fn build(bed: &Bed, spec: &Root, name: &str, served: &Repositories) -> Result<PathBuf> {
     let base = base(bed, spec)?;
-    let (number, series) = self::release(name);
-    let release = table.release(number)?;
-    let of_series = |one: &Package| one.series.is_none() || one.series.as_deref() == series;
-    let installed: Vec<_> = (table.packages_of(number))
+    let (release, (number, series)) = (of(served)?, self::release(name));
+    let of_series = |one: &Package| one.series.is_empty() || Some(&*one.series) == series;
+    let installed: Vec<_> = (served.table.packages.iter())
         .filter(|package| package.installed && of_series(package))
         .collect();
-    let mut files = Vec::new();
-    for package in &installed {
-        if let Some(version) = package.versions_in(number, release)?.first() {
-            files.push(file_name(&package.name, version, package.noarch));
-        }
-    }
+    let files: Vec<String> = (installed.iter())
+        .filter_map(|package| Some(package.rpm(package.versions.first()?)))
+        .collect();
     let finish = FINISH.text;
     let recipe = format!("{} {release:?} {installed:?} {finish}", base.display());
     let kind = format!("almalinux-{}", name.replace('/', "-"));
     bed.cached(&kind, &recipe, Some(rootfs::MAX_AGE), |dir| {
-        let places = [&base.join("root"), &dir.join("root"), &served.installed];
+        let places = [&base.join("root"), &dir.join("root"), &served.installed()];
         let [from, to, packages] = places.map(|place| path(place));
         let mut argv = vec![&*from, &to, &packages, number];
         argv.extend([&*release.platform, &release.database]);
@@ -67,8 +68,8 @@ pub fn build(bed: &Bed, spec: &Root, name: &str, table: &Rpms, served: &Served) 
 
 /// Writes the repositories that the distribution configures itself, and their keys, into the root of a machine before
 /// its first boot.
-pub fn configure(root: &Path, served: &Served) -> Result<()> {
-    for (path, text) in &served.files {
+pub fn configure(root: &Path, served: &Repositories) -> Result<()> {
+    for (path, text) in rpm::files(served, of(served)?)? {
         let at = root.join(path);
         if let Some(dir) = at.parent() {
             std::fs::create_dir_all(dir)

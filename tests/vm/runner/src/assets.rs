@@ -13,9 +13,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use crate::bed::Bed;
 use crate::out::timed;
 use crate::repo::PORT;
-use crate::repo::rpm::Served;
-use crate::repo::rpm::table::Rpms;
-use crate::repo::table::Packages;
+use crate::repo::table::Table;
 use crate::serve::PROGRAM;
 use crate::server::PROXY;
 use crate::sh::Cmd;
@@ -55,10 +53,8 @@ pub struct Assets {
     /// Directories of compiled modules, by root filesystem and DKMS package.
     pub modules: BTreeMap<(String, String), PathBuf>,
     repositories: repo::Repositories,
-    /// Repositories for simulated AlmaLinux machines, by root filesystem.
-    served: BTreeMap<String, Served>,
-    /// Repositories for simulated Ubuntu machines, by root filesystem.
-    ubuntu: BTreeMap<String, repo::Repositories>,
+    /// Repositories for simulated AlmaLinux and Ubuntu machines, by root filesystem.
+    own: BTreeMap<String, repo::Repositories>,
     /// Repositories for machines next to a control plane, by root filesystem.
     clusters: BTreeMap<String, repo::Repositories>,
     /// Directories of the Kubernetes programs, the programs that run pods, and the fake agent, if a machine is next to
@@ -77,19 +73,13 @@ pub struct Assets {
 impl Assets {
     /// The repositories for machines of a root filesystem. With `cluster`, for machines next to a control plane.
     pub fn repositories(&self, root: &str, cluster: bool) -> &repo::Repositories {
-        if let Some(repositories) = self.clusters.get(root).filter(|_| cluster) {
-            return repositories;
-        }
-        match (self.served.get(root), self.ubuntu.get(root)) {
-            (Some(served), _) => &served.repositories,
-            (None, Some(repositories)) => repositories,
-            (None, None) => &self.repositories,
-        }
+        let cluster = self.clusters.get(root).filter(|_| cluster);
+        (cluster.or(self.own.get(root))).unwrap_or(&self.repositories)
     }
 
-    /// The repositories and files for a root filesystem that simulates AlmaLinux.
-    pub fn served(&self, root: &str) -> Option<&Served> {
-        self.served.get(root)
+    /// The repositories for a root filesystem that simulates AlmaLinux.
+    pub fn served(&self, root: &str) -> Option<&repo::Repositories> {
+        (self.own.get(root)).filter(|one| one.table.release.is_some())
     }
 }
 
@@ -116,8 +106,6 @@ pub fn prepare(
     }
     needs::ensure(&machines.toolkit.go)?;
     let mirror = rootfs::mirror()?;
-    let packages = Packages::load(&[bed.here("packages.toml")])?;
-    let rpms = Rpms::load(&bed.here("rpms"))?;
     let numbers = releases(machines, &wanted.roots)?;
     let ubuntus: Vec<_> = (machines.ubuntu.iter())
         .filter(|(name, _)| wanted.roots.contains(*name))
@@ -138,31 +126,23 @@ pub fn prepare(
             let toolkit = timed("container toolkit, compiled and packed", || {
                 toolkit::build(bed, &machines.toolkit)
             })?;
-            let mut served = BTreeMap::new();
-            for name in numbers.values() {
+            let build = |table: Table| repo::build(bed, table, (&toolkit, None), &mirror, None);
+            let mut own = BTreeMap::new();
+            for (root, name) in &numbers {
                 let (number, _) = almalinux::release(name);
-                if served.contains_key(number) {
-                    continue;
-                }
-                let one = timed(&format!("repositories for release {number}"), || {
-                    repo::rpm::build(bed, &rpms, number, &toolkit, &mirror)
-                })?;
-                served.insert(number.to_string(), one);
+                let table = Table::of_rpms(&bed.here("rpms"), number)?;
+                let what = format!("repositories for release {number}");
+                own.insert(root.clone(), timed(&what, || build(table))?);
             }
-            let repositories = timed("signed repositories of fake packages", || {
-                repo::build(bed, &packages, &toolkit, None, &mirror)
-            })?;
-            let (mut ubuntu, mut ubuntu_packages) = (BTreeMap::new(), BTreeMap::new());
+            let table = Table::load(&[bed.here("packages.toml")], None)?;
+            let repositories = timed("signed repositories of fake packages", || build(table))?;
             for (name, row) in &ubuntus {
                 let files: Vec<PathBuf> = row.packages.iter().map(|name| bed.here(name)).collect();
-                let packages = Packages::load(&files)?;
-                let one = timed(&format!("the same for {name}"), || {
-                    repo::build(bed, &packages, &toolkit, None, &mirror)
-                })?;
-                ubuntu.insert((*name).clone(), one);
-                ubuntu_packages.insert((*name).clone(), packages);
+                let table = Table::load(&files, None)?;
+                let one = timed(&format!("the same for {name}"), || build(table))?;
+                own.insert((*name).clone(), one);
             }
-            anyhow::Ok((toolkit, repositories, served, (ubuntu, ubuntu_packages)))
+            anyhow::Ok((toolkit, repositories, own))
         });
         let compiled = scope.spawn(|| match program {
             Some(program) => timed("gpu-bootstrap and the fake libraries, compiled", || {
@@ -215,13 +195,11 @@ pub fn prepare(
             roots.insert(name.clone(), disk);
         }
         let joined = |_| anyhow!("a part of the preparation panicked");
-        let (toolkit, repositories, served, (ubuntu, ubuntu_packages)) =
-            repositories.join().map_err(joined)??;
+        let (toolkit, repositories, own) = repositories.join().map_err(joined)??;
         for (name, number) in &numbers {
             let spec = machines.root(name)?;
             let root = timed(&format!("root filesystem {name}"), || {
-                let served = &served[almalinux::release(number).0];
-                almalinux::build(bed, spec, number, &rpms, served)
+                almalinux::build(bed, spec, number, &own[name])
             })?;
             roots.insert(name.clone(), root);
         }
@@ -230,20 +208,13 @@ pub fn prepare(
         if let Some((programs, ..)) = &kubernetes {
             for name in &wanted.clusters {
                 let what = format!("repositories with Kubernetes for {name}");
-                let one = timed(&what, || match numbers.get(name) {
-                    Some(number) => {
-                        let (number, _) = almalinux::release(number);
-                        let real = rpms.of_kubernetes(&bed.here("rpms"))?;
-                        let served = &served[number].repositories;
-                        let sources = (&*toolkit, &**programs);
-                        repo::rpm::with_kubernetes(bed, (&real, number), served, sources)
-                    }
-                    None => {
-                        let packages = ubuntu_packages.get(name).unwrap_or(&packages).clone();
-                        let real = Packages::load(&[bed.here("kubernetes.toml")])?;
-                        let packages = packages.replaced_by(real);
-                        repo::build(bed, &packages, &toolkit, Some(programs), &mirror)
-                    }
+                let base = own.get(name).unwrap_or(&repositories);
+                let release = base.table.release.as_ref();
+                let file = release.map_or("kubernetes.toml", |_| "rpms/kubernetes.toml");
+                let table = Table::load(&[bed.here(file)], release)?;
+                let sources = (&*toolkit, Some(&**programs));
+                let one = timed(&what, || {
+                    repo::build(bed, table, sources, &mirror, Some(base))
                 })?;
                 clusters.insert(name.clone(), one);
             }
@@ -263,12 +234,9 @@ pub fn prepare(
             roots,
             modules: carried,
             repositories,
-            ubuntu,
+            own,
             clusters,
             kubernetes,
-            served: (numbers.iter())
-                .map(|(name, number)| (name.clone(), served[almalinux::release(number).0].clone()))
-                .collect(),
             image: image.join().map_err(joined)??,
             mirror: mirror.clone(),
             product_digest: programs

@@ -46,12 +46,12 @@ pub fn build(bed: &Bed, kubernetes: &Path) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::repo::table::{Packages, upstream};
+    use crate::repo::table::{Table, upstream};
 
     #[test]
     fn package_version_matches_module() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let table = Packages::load(&[here.join("kubernetes.toml")]).unwrap();
+        let table = Table::load(&[here.join("kubernetes.toml")], None).unwrap();
         let package = (table.packages.iter()).find(|package| package.name == "cri-tools");
         assert_eq!(upstream(&package.unwrap().versions[0]), VERSION);
     }

@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::bed::{Bed, remove_tree};
-use crate::golang;
-use crate::rootfs::{KEYRING, Mirror};
-use crate::sh::Cmd;
+use crate::bed::Bed;
+use crate::rootfs::Mirror;
+use crate::{debian, golang};
 
 /// The program that joins machines, and that prepares the control plane.
 pub const KUBEADM: &str = "kubeadm";
@@ -26,8 +25,7 @@ pub const ETCD: &str = "etcd";
 /// The commands of the module.
 const COMMANDS: [&str; 5] = [KUBEADM, "kubelet", KUBECTL, API_SERVER, CONTROLLERS];
 
-/// The Debian release with the other programs, and its packages.
-const SUITE: &str = "bookworm";
+/// The Debian packages with the other programs.
 const PACKAGES: &str = "etcd-server,containernetworking-plugins";
 /// The files used from these packages: path there = name here.
 const FROM_DEBIAN: [(&str, &str); 2] = [("usr/bin/etcd", ETCD), ("usr/lib/cni", "cni")];
@@ -48,12 +46,13 @@ pub fn build(bed: &Bed, mirror: &Mirror) -> Result<PathBuf> {
     let version = version(&modules)?;
     let go = golang::version()?;
     let recipe = format!(
-        "{modules} {sums} {go} {mirror:?} {SOURCE} {}",
-        golang::SOURCE
+        "{modules} {sums} {go} {mirror:?} {SOURCE} {} {}",
+        golang::SOURCE,
+        debian::SOURCE
     );
     bed.cached("kubernetes", &recipe, None, |dir| {
         compile(&here, version, dir)?;
-        unpack(mirror, dir)
+        debian::unpack(mirror, PACKAGES, FROM_DEBIAN, dir)
     })
 }
 
@@ -95,47 +94,28 @@ fn compile(here: &Path, version: &str, to: &Path) -> Result<()> {
         .map(drop)
 }
 
-fn unpack(mirror: &Mirror, dir: &Path) -> Result<()> {
-    let tree = dir.join("tree");
-    Cmd::new([
-        "mmdebstrap",
-        "--variant=extract",
-        "--mode=root",
-        "--quiet",
-        &format!("--include={PACKAGES}"),
-        SUITE,
-        &tree.to_string_lossy(),
-        &format!("deb [signed-by={KEYRING}] {} {SUITE} main", mirror.main),
-    ])
-    .ok()
-    .context("cannot unpack Debian's etcd and network plugins")?;
-    for (from, to) in FROM_DEBIAN {
-        fs::rename(tree.join(from), dir.join(to)).with_context(|| format!("cannot keep {from}"))?;
-    }
-    remove_tree(&tree)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::repo::rpm::table::Rpms;
-    use crate::repo::table::{Packages, upstream};
+    use crate::repo::table::{Table, upstream};
 
     #[test]
     fn package_versions_match_module() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let modules = fs::read_to_string(here.join("kubernetes/go.mod")).unwrap();
         let version = version(&modules).unwrap();
-        let table = Packages::load(&[here.join("kubernetes.toml")]).unwrap();
-        let rpms = Rpms::load(&here.join("rpms")).unwrap();
-        let rpms = rpms.of_kubernetes(&here.join("rpms")).unwrap();
-        for name in [KUBEADM, "kubelet", KUBECTL] {
-            let package = table.packages.iter().find(|package| package.name == name);
-            let newest = package.unwrap().versions.last().unwrap();
-            assert_eq!(upstream(newest), version, "{name}");
-            let package = rpms.packages.iter().find(|package| package.name == name);
-            let newest = package.unwrap().versions.last().unwrap();
-            assert_eq!(upstream(newest), version, "{name}, for rpm");
+        let rpms = here.join("rpms");
+        let release = Table::of_rpms(&rpms, "9").unwrap().release;
+        for (file, release) in [
+            (here.join("kubernetes.toml"), None),
+            (rpms.join("kubernetes.toml"), release.as_ref()),
+        ] {
+            let table = Table::load(&[file], release).unwrap();
+            for name in [KUBEADM, "kubelet", KUBECTL] {
+                let package = (table.packages.iter()).find(|package| package.name == name);
+                let newest = package.unwrap().versions.last().unwrap();
+                assert_eq!(upstream(newest), version, "{name}");
+            }
         }
     }
 }

@@ -14,6 +14,7 @@ mod claim;
 mod cloud;
 mod cluster;
 mod crictl;
+mod debian;
 mod disk_image;
 mod documents;
 mod golang;

@@ -1,20 +1,25 @@
-//! Signed repositories with the vendors' layout and with generated keys: for apt here, for dnf in `rpm`. They contain
-//! the container toolkit from its real source, and the fake packages of `packages.toml` and of the directory `rpms`.
+//! Signed repositories with the vendors' layout and with generated keys, for apt and for dnf. They contain the container
+//! toolkit from its real source, and the fake packages of the tables. dpkg-deb and rpmbuild build the packages; the
+//! metadata is made by apt-ftparchive and createrepo_c, and signed by gpg.
 
-mod fake;
+mod contents;
+mod deb;
 pub mod rpm;
 pub mod table;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use self::contents::{Contents, Sources};
+use self::table::{Place, Table};
 use crate::bed::Bed;
 use crate::claim::Claim;
+use crate::debian;
 use crate::group::Part;
-use crate::repo::table::{Packages, Place};
 use crate::rootfs::Mirror;
 use crate::sh::Cmd;
 
@@ -22,22 +27,40 @@ use crate::sh::Cmd;
 const TOOLKIT: &str = "toolkit";
 /// The directory of packages that are in no repository, one for each kernel.
 const GONE: &str = "gone";
+/// The directory with the rpm packages that are installed on machines from the start.
+const INSTALLED: &str = "installed";
+/// The directory with files signed by another key.
+pub const WRONG_KEY: &str = "wrong-key";
+/// The directory with files of a mirror that is being synced.
+pub const HALF_SYNCED: &str = "half-synced";
+/// The directory with unsigned packages, only for dnf.
+pub const UNSIGNED: &str = "unsigned";
 /// The server's port in the network of each machine.
 pub const PORT: u16 = 8077;
 /// A part of the recipe, because a change of these files may change the result.
-const SOURCE: [&str; 3] = [
+const SOURCE: [&str; 8] = [
     include_str!("mod.rs"),
-    include_str!("fake.rs"),
+    include_str!("contents.rs"),
+    include_str!("deb.rs"),
+    include_str!("formats.toml"),
+    include_str!("rpm.rs"),
     include_str!("table.rs"),
+    SIGN_DEB,
+    SIGN_RPM,
 ];
-/// The Debian release whose binaries are packaged under Docker's names.
-const SUITE: &str = "bookworm";
+/// The Debian packages whose binaries are packaged under Docker's names.
 const BINARIES: &str = "docker.io,containerd,runc,tini";
-const SIGN: &str = include_str!("sign.sh");
+/// Links the files of other repositories into `$1`.
+const LINK: &str =
+    r#"for name in www faults keys gone; do [ ! -e $name ] || cp -al $name "$1"; done"#;
+const SIGN_DEB: &str = include_str!("sign.sh");
+const SIGN_RPM: &str = include_str!("sign-rpm.sh");
 
 /// Repositories that are ready to be served.
 #[derive(Clone, Debug)]
 pub struct Repositories {
+    /// The table of their packages.
+    pub table: Table,
     /// The directory that the server serves.
     pub root: PathBuf,
     /// The directories that it serves during a fault, one for each kind.
@@ -66,6 +89,11 @@ impl Repositories {
         self.root.with_file_name(GONE).join(kernel)
     }
 
+    /// The directory of rpm packages that are installed on machines from the start.
+    pub fn installed(&self) -> PathBuf {
+        self.root.with_file_name(INSTALLED)
+    }
+
     /// The names that a machine must resolve to the server's address.
     pub fn hosts(&self) -> Vec<&str> {
         self.places
@@ -89,34 +117,46 @@ fn addresses<'a>(
     values
 }
 
-/// Builds the repositories of the table. `toolkit` contains the packages of the container toolkit, `programs` the
-/// compiled programs that the table refers to, if any.
+/// Builds the repositories of a table. `toolkit` contains the packages of the container toolkit, `programs` the compiled
+/// programs that the table refers to, if any. With `base`, adds them to these, and replaces those of the same name.
 pub fn build(
     bed: &Bed,
-    table: &Packages,
-    toolkit: &Path,
-    programs: Option<&Path>,
+    table: Table,
+    (toolkit, programs): (&Path, Option<&Path>),
     mirror: &Mirror,
+    base: Option<&Repositories>,
 ) -> Result<Repositories> {
     let recipe = format!(
-        "{} {programs:?} {table:?} {SIGN} {SOURCE:?}",
-        toolkit.display()
+        "{} {programs:?} {:?} {table:?} {SOURCE:?}",
+        toolkit.display(),
+        base.map(|base| &base.root)
     );
-    let dir = bed.cached("repository", &recipe, None, |dir| {
-        let paths = (table.packages.iter()).flat_map(|package| package.from_debian.values());
-        let binaries = binaries(bed, paths, mirror)?;
-        make(bed, dir, table, toolkit, (&binaries, programs))
+    let mut kind = match &table.release {
+        Some(release) => format!("rpms-{}", release.number),
+        None => "repository".into(),
+    };
+    kind.push_str(if base.is_some() { "-kubernetes" } else { "" });
+    let dir = bed.cached(&kind, &recipe, None, |dir| {
+        if let Some(base) = base {
+            let (from, to) = (base.root.join(".."), dir.to_string_lossy());
+            Cmd::new(["/bin/sh", "-euc", LINK, "sh", &to])
+                .cwd(&from)
+                .ok()
+                .context("cannot link the repositories")?;
+        }
+        let debian = binaries(bed, &table, mirror)?;
+        make(bed, dir, &table, (toolkit, &debian, programs))
     })?;
-    let mut places = BTreeMap::new();
+    let mut places = base.map_or_else(BTreeMap::new, |base| base.places.clone());
     for (name, place) in &table.repositories {
-        let fingerprint = fs::read_to_string(dir.join("fingerprints").join(name))
+        let signer = place.key_of.as_ref().unwrap_or(name);
+        let fingerprint = fs::read_to_string(dir.join("fingerprints").join(signer))
             .context("cannot read a fingerprint")?;
-        places.insert(
-            name.clone(),
-            (place.clone(), fingerprint.trim().to_string()),
-        );
+        let entry = (place.clone(), fingerprint.trim().to_string());
+        places.insert(name.clone(), entry);
     }
     Ok(Repositories {
+        table,
         root: dir.join("www"),
         faults: dir.join("faults"),
         places,
@@ -124,93 +164,100 @@ pub fn build(
 }
 
 /// The files of Debian packages that the fakes contain.
-fn binaries<'a>(
-    bed: &Bed,
-    paths: impl Iterator<Item = &'a String>,
-    mirror: &Mirror,
-) -> Result<PathBuf> {
-    let paths: Vec<&String> = paths.collect();
-    let recipe = format!("{mirror:?} {paths:?} {}", SOURCE[0]);
+fn binaries(bed: &Bed, table: &Table, mirror: &Mirror) -> Result<PathBuf> {
+    let packages = table.packages.iter();
+    let paths: BTreeSet<&String> = packages.flat_map(|one| one.from_debian.values()).collect();
+    if paths.is_empty() {
+        return Ok(PathBuf::new());
+    }
+    let recipe = format!("{mirror:?} {paths:?} {BINARIES} {}", debian::SOURCE);
     bed.cached("binaries", &recipe, None, |dir| {
-        let tree = dir.join("tree");
-        Cmd::new([
-            "mmdebstrap",
-            "--variant=extract",
-            "--mode=root",
-            "--quiet",
-            &format!("--include={BINARIES}"),
-            SUITE,
-            &tree.to_string_lossy(),
-            &format!(
-                "deb [signed-by={}] {} {SUITE} main",
-                crate::rootfs::KEYRING,
-                mirror.main
-            ),
-        ])
-        .ok()
-        .context("cannot unpack Debian's container packages")?;
-        for path in paths {
-            let to = dir.join(path);
-            fs::create_dir_all(to.parent().unwrap_or(dir)).context("cannot create a directory")?;
-            fs::rename(tree.join(path), to).with_context(|| format!("cannot keep {path}"))?;
-        }
-        crate::bed::remove_tree(&tree)
+        let files = paths.into_iter().map(|path| (&**path, &**path));
+        debian::unpack(mirror, BINARIES, files, dir)
     })
 }
 
 fn make(
     bed: &Bed,
     dir: &Path,
-    table: &Packages,
-    toolkit: &Path,
-    (binaries, programs): (&Path, Option<&Path>),
+    table: &Table,
+    (toolkit, debian, programs): (&Path, &Path, Option<&Path>),
 ) -> Result<()> {
-    let www = dir.join("www");
     let gpg = Gpg(Claim::take(bed, "keys")?);
-    let files = (table.repositories.iter()).map(|(name, place)| (name.as_str(), &*place.key));
-    let keys = keys(dir, &gpg, files)?;
-    for (name, place) in &table.repositories {
-        for pool in place.pools() {
-            fs::create_dir_all(join(&www, place, &pool)).context("cannot create a directory")?;
-        }
-        if name == TOOLKIT {
-            let pool = join(&www, place, ".");
-            for entry in fs::read_dir(toolkit).context("cannot read the packages")? {
-                let entry = entry.context("cannot read the packages")?;
-                fs::copy(entry.path(), pool.join(entry.file_name()))
-                    .context("cannot copy a package")?;
-            }
-        }
+    keys(dir, &gpg, &table.repositories)?;
+    let mut values = addresses(table.repositories.iter());
+    if let Some(release) = &table.release {
+        values.extend(release.values.clone());
     }
-    let values = addresses(table.repositories.iter());
-    let source = fake::Source {
-        keys: &keys,
-        debian: binaries,
+    let sources = Sources {
+        table,
+        dir,
+        toolkit,
+        debian,
         programs,
-        values: &values,
+        values,
     };
     let work = dir.join("work");
-    for package in &table.packages {
-        let place = &table.repositories[&package.repository];
-        let pool = match &package.gone {
-            Some(kernel) => dir.join(GONE).join(kernel),
-            None => join(&www, place, &place.pool(package)),
-        };
-        fs::create_dir_all(&pool).context("cannot create a directory")?;
-        for version in &package.versions {
-            fs::create_dir_all(&work).context("cannot create a directory")?;
-            fake::build(package, version, &source, &work, &pool)
-                .with_context(|| format!("cannot build {} {version}", package.name))?;
-            crate::bed::remove_tree(&work)?;
-        }
-    }
     for (name, place) in &table.repositories {
         fs::create_dir_all(&work).context("cannot create a directory")?;
-        sign(dir, &gpg, &work, name, place)
+        let one = (name.as_str(), place);
+        packages(&sources, one, &work)?;
+        sign(&sources, &gpg, &work, one)
             .with_context(|| format!("cannot sign the repository {name}"))?;
         crate::bed::remove_tree(&work)?;
     }
     Ok(())
+}
+
+/// Builds the packages of one repository.
+fn packages(sources: &Sources<'_>, (name, place): (&str, &Place), work: &Path) -> Result<()> {
+    let (table, dir) = (sources.table, sources.dir);
+    let pool = |pool: &str| join(&dir.join("www"), place, pool);
+    for path in place.pools() {
+        fs::create_dir_all(pool(&path)).context("cannot create a directory")?;
+    }
+    if name == TOOLKIT && table.release.is_none() {
+        let (from, to) = (sources.toolkit.join("."), pool("."));
+        Cmd::new(["cp", "-r", &from.to_string_lossy(), &to.to_string_lossy()])
+            .ok()
+            .context("cannot copy the packages of the toolkit")?;
+    }
+    let (mut specs, mut installed) = (Vec::new(), Vec::new());
+    for package in table.packages.iter().filter(|one| one.repository == *name) {
+        for (index, version) in package.versions.iter().enumerate() {
+            let failed = || format!("cannot build {} {version}", package.name);
+            let root = work.join("trees").join(specs.len().to_string());
+            fs::create_dir_all(&root).context("cannot create a directory")?;
+            let contents =
+                Contents::write(package, version, sources, &root).with_context(failed)?;
+            if table.release.is_some() {
+                specs.push(rpm::spec(version, place, &contents).with_context(failed)?);
+                if package.installed && index == 0 {
+                    installed.push(package.rpm(version));
+                }
+                continue;
+            }
+            let to = match &package.gone {
+                Some(kernel) => dir.join(GONE).join(kernel),
+                None => pool(&place.pool(package)),
+            };
+            fs::create_dir_all(&to).context("cannot create a directory")?;
+            deb::build(&contents, &to).with_context(failed)?;
+            crate::bed::remove_tree(&root)?;
+        }
+    }
+    let Some(release) = &table.release else {
+        return Ok(());
+    };
+    rpm::build(&specs, work, &pool("."))
+        .with_context(|| format!("cannot build the packages of {name}"))?;
+    let to = dir.join(INSTALLED);
+    fs::create_dir_all(&to).context("cannot create a directory")?;
+    for file in &installed {
+        fs::copy(pool(file), to.join(file)).with_context(|| format!("cannot copy {file}"))?;
+    }
+    let streams = rpm::modules(table, release, name)?;
+    fs::write(work.join("modules.yaml"), streams).context("cannot write the streams")
 }
 
 /// The GnuPG home in which packages are signed. Its path is short, because socket paths have a length limit. The
@@ -252,71 +299,69 @@ fn owner(name: &str) -> String {
     format!("{name}@test-bed.example.invalid")
 }
 
-/// Creates a key for each repository, given by its name and the path of its public key on the server, and one that
-/// belongs to none. Returns the public keys.
-fn keys<'a>(
-    dir: &Path,
-    gpg: &Gpg,
-    files: impl Iterator<Item = (&'a str, &'a str)>,
-) -> Result<BTreeMap<String, PathBuf>> {
+/// Creates a key for each repository that has its own, and one that belongs to none. Files of other repositories with
+/// the same name are replaced, not changed.
+fn keys(dir: &Path, gpg: &Gpg, places: &BTreeMap<String, Place>) -> Result<()> {
     let script = r#"set -eu
 umask 077
 mkdir -p "$GNUPGHOME"
 gpg --batch --quiet --passphrase '' --quick-gen-key "$OWNER" rsa3072 sign never
 umask 022
 mkdir -p "$(dirname "$KEY")" "$(dirname "$BINARY")" "$(dirname "$FINGERPRINT")"
+rm -f "$KEY" "$BINARY"
 gpg --armor --export "$OWNER" >"$KEY"
 gpg --export "$OWNER" >"$BINARY"
 gpg --list-keys --with-colons "$OWNER" | awk -F: '$1 == "fpr" { print $10; exit }' >"$FINGERPRINT"
 "#;
-    let mut keys = BTreeMap::new();
-    let stranger = dir.join("stranger.asc");
-    let all = files
-        .map(|(name, key)| (name, dir.join("www").join(key)))
-        .chain([(STRANGER, stranger)]);
-    for (name, at) in all {
-        let binary = dir.join("keys").join(name);
+    let own = (places.iter())
+        .filter(|(_, place)| place.key_of.is_none())
+        .map(|(name, place)| (name.as_str(), dir.join("www").join(&place.key)));
+    for (name, at) in own.chain([(STRANGER, dir.join("stranger.asc"))]) {
+        let file = |kind: &str| dir.join(kind).join(name).to_string_lossy().into_owned();
         gpg.bash(script)
             .env("OWNER", owner(name))
             .env("KEY", at.to_string_lossy())
-            .env("BINARY", binary.to_string_lossy())
-            .env(
-                "FINGERPRINT",
-                dir.join("fingerprints").join(name).to_string_lossy(),
-            )
+            .env("BINARY", file("keys"))
+            .env("FINGERPRINT", file("fingerprints"))
             .ok()
             .with_context(|| format!("cannot make a key for {name}"))?;
-        keys.insert(name.to_string(), binary);
     }
-    Ok(keys)
+    Ok(())
 }
 
 /// The key that belongs to no repository, for the fault `wrong-key`.
 const STRANGER: &str = "stranger";
 
-fn sign(dir: &Path, gpg: &Gpg, work: &Path, name: &str, place: &Place) -> Result<()> {
-    let faults = |kind: &str| dir.join("faults").join(kind).join(&place.path);
-    for kind in [WRONG_KEY, HALF_SYNCED] {
-        fs::create_dir_all(faults(kind)).context("cannot create a directory")?;
-    }
-    gpg.bash(SIGN)
-        .env("ROOT", dir.join("www").join(&place.path).to_string_lossy())
+fn sign(
+    sources: &Sources<'_>,
+    gpg: &Gpg,
+    work: &Path,
+    (name, place): (&str, &Place),
+) -> Result<()> {
+    let script = match sources.table.release {
+        Some(_) => SIGN_RPM,
+        None => SIGN_DEB,
+    };
+    let root = sources.dir.join("www").join(&place.path);
+    let mut cmd = gpg
+        .bash(script)
+        .env("ROOT", root.to_string_lossy())
         .env("WORK", work.to_string_lossy())
-        .env("NAME", owner(name))
+        .env("NAME", owner(place.key_of.as_deref().unwrap_or(name)))
         .env("STRANGER", owner(STRANGER))
         .env("ORIGIN", &place.origin)
         .env("LABEL", &place.label)
         .env("SUITES", place.suites.join(" "))
         .env("COMPONENTS", place.components.join(" "))
-        .env("WRONG_KEY", faults(WRONG_KEY).to_string_lossy())
-        .env("HALF_SYNCED", faults(HALF_SYNCED).to_string_lossy())
-        .ok()?;
-    Ok(())
+        .deadline(Duration::from_secs(900));
+    for (variable, kind) in [
+        ("WRONG_KEY", WRONG_KEY),
+        ("HALF_SYNCED", HALF_SYNCED),
+        ("UNSIGNED", UNSIGNED),
+    ] {
+        let fault = sources.dir.join("faults").join(kind).join(&place.path);
+        fs::create_dir_all(&fault).context("cannot create a directory")?;
+        cmd = cmd.env(variable, fault.to_string_lossy());
+    }
+    cmd.ok().map(drop)
 }
-
-/// The directory with files signed by another key.
-pub const WRONG_KEY: &str = "wrong-key";
-/// The directory with files of a mirror that is being synced.
-pub const HALF_SYNCED: &str = "half-synced";
-/// The directory with unsigned packages.
-pub const UNSIGNED: &str = "unsigned";

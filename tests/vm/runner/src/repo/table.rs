@@ -1,110 +1,175 @@
-//! `packages.toml`: the repositories that the harness serves, and the fake packages in them.
+//! The tables of repositories that the harness serves, and of the fake packages in them: `packages.toml` and the tables
+//! of Ubuntu for apt, the directory `rpms` for the simulated AlmaLinux and Amazon Linux releases.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
-/// The whole table.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Packages {
+use super::contents::Format;
+use crate::cases::fill;
+
+/// Placeholder for the kernel series in the name of a kernel package.
+const SERIES: &str = "{{series}}";
+
+/// The series of Amazon Linux 2023 whose packages have the usual names.
+const FIRST: &str = "6.1";
+
+/// The tables in the directory `rpms` that all releases share.
+const RPMS: [&str; 4] = [
+    "almalinux.toml",
+    "amazon.toml",
+    "vendors.toml",
+    "modules.toml",
+];
+
+/// The whole table: for apt, or for one release with dnf.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Table {
     pub repositories: BTreeMap<String, Place>,
-    /// After [`Packages::load`], packages `of` kernels are expanded to packages of each kernel.
+    /// After [`Table::load`], packages of kernels are expanded to packages of each kernel.
     #[serde(rename = "package")]
     pub packages: Vec<Package>,
-    #[serde(rename = "kernel", default)]
+    #[serde(rename = "kernel")]
     kernels: Vec<Kernel>,
+    /// Names of packages that each machine has from the start, without files, because Debian provides the programs.
+    system: Vec<Package>,
+    #[serde(rename = "stream")]
+    pub streams: Vec<Stream>,
+    /// The release whose packages these are. `None` for apt.
+    #[serde(skip)]
+    pub release: Option<Release>,
+    #[serde(skip)]
+    pub format: Format,
 }
 
-/// A repository: its URL and its layout.
+/// A release of AlmaLinux or Amazon Linux.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields)]
+pub struct Release {
+    #[serde(skip)]
+    pub number: String,
+    /// The repository of the base system.
+    pub base: String,
+    /// The platform of module streams.
+    pub platform: String,
+    /// Suffix of the package versions.
+    dist: String,
+    /// Version and release of its kernels by series, from the oldest; machines have the first. The series is empty if
+    /// there is only one.
+    kernels: BTreeMap<String, Vec<String>>,
+    /// The directory of the rpm database.
+    pub database: String,
+    /// The file of the distribution's key below `/etc/pki/rpm-gpg`.
+    pub key: String,
+    /// Whether its repositories have module streams.
+    pub streams: bool,
+    /// Values for templates.
+    pub values: BTreeMap<String, String>,
+    /// Source of these facts, for readers of the table.
+    #[serde(rename = "source")]
+    _source: String,
+}
+
+/// A repository: its URL and its layout. Texts may contain the values of a release.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Place {
     /// The host name in its URL.
     pub host: String,
     /// Its path on the server.
     pub path: String,
-    /// The path of its public key on the server.
+    /// The path of its public key on the server. After [`Table::load`], of the key that signs it.
     pub key: String,
-    /// With suites and components: the layout of Debian's archive. Without: flat.
-    #[serde(default)]
+    /// The repository whose key signs it, if not its own.
+    pub key_of: Option<String>,
+    /// For apt. With suites and components: the layout of Debian's archive. Without: flat.
     pub suites: Vec<String>,
-    #[serde(default)]
     pub components: Vec<String>,
     pub origin: String,
     pub label: String,
+    /// The releases that have it; all if empty.
+    pub releases: Vec<String>,
+    /// Its ID in the machine's `/etc/yum.repos.d`, if it is configured from the start.
+    pub id: Option<String>,
+    /// Whether it is disabled there.
+    pub disabled: bool,
+    /// Vendor tag of its rpm packages.
+    pub vendor: String,
+    pub packager: String,
     /// Source of these facts, for readers of the table.
-    #[serde(rename = "source")]
-    pub _source: String,
+    source: String,
 }
 
 /// A fake package, in one or more versions.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Package {
     pub repository: String,
     /// Its suite and component [default: the first ones of the repository].
     pub suite: Option<String>,
     pub component: Option<String>,
-    /// May contain `{{branch}}` and `{{upstream}}`.
+    /// May contain `{{branch}}` and `{{upstream}}` in a table for apt.
     pub name: String,
-    #[serde(default)]
+    /// `EPOCH:VERSION-REVISION`, the epoch if there is one, from the oldest.
     pub versions: Vec<String>,
-    /// If set, it expands to a package of each kernel.
+    /// Its versions in other repositories, which have it too.
+    pub also: BTreeMap<String, Vec<String>>,
+    /// If set, it expands to a package of each kernel of the archive.
     pub of: Option<Of>,
-    #[serde(default = "amd64")]
-    pub architecture: String,
-    #[serde(default)]
+    /// Its versions are the kernel versions of the release.
+    pub of_kernel: bool,
+    /// Its versions do not have the release's `dist` suffix.
+    pub without_dist: bool,
+    /// The releases that have it; all if empty.
+    pub releases: Vec<String>,
+    /// It is for all architectures.
+    pub noarch: bool,
+    /// Installed on machines from the start.
+    pub installed: bool,
     pub pre_depends: Vec<String>,
-    #[serde(default)]
     pub depends: Vec<String>,
-    #[serde(default)]
     pub recommends: Vec<String>,
-    #[serde(default)]
     pub provides: Vec<String>,
-    #[serde(default)]
     pub conflicts: Vec<String>,
-    #[serde(default)]
     pub breaks: Vec<String>,
-    #[serde(default)]
+    /// `Replaces`, in an rpm package `Obsoletes`.
     pub replaces: Vec<String>,
-    /// Files of `files` that are conffiles.
-    #[serde(default)]
-    pub conffiles: Vec<String>,
+    /// Files that are marked as configuration.
+    pub config: Vec<String>,
     /// Names of libraries: each becomes an empty shared object with the driver version.
-    #[serde(default)]
     pub libraries: Vec<String>,
-    /// Units that the scripts enable and start, like the debhelper scripts.
-    #[serde(default)]
+    /// Units that the scripts enable and start, like debhelper, or for which they follow the presets, like the systemd
+    /// macros of rpm.
     pub units: Vec<String>,
     /// Modules that DKMS builds.
     pub dkms: Option<Dkms>,
     /// Modules that it contains.
     pub modules: Option<Modules>,
-    /// Additional actions of the maintainer scripts.
-    #[serde(default)]
-    pub scripts: Scripts,
+    /// Parts of scripts, by the names of dpkg or of a spec file, that run before the generated ones.
+    pub scripts: BTreeMap<String, String>,
     /// Files by their path.
-    #[serde(default)]
     pub files: BTreeMap<String, File>,
     /// Real files of Debian packages: path here = path there.
-    #[serde(default)]
     pub from_debian: BTreeMap<String, String>,
     /// Programs that the harness compiles from their Go modules: path here = name there.
-    #[serde(default)]
     pub from_programs: BTreeMap<String, String>,
+    /// The package of NVIDIA's container toolkit, built by `toolkit.rs`, whose files it contains.
+    pub from_toolkit: Option<String>,
     /// Links: path = target.
-    #[serde(default)]
     pub links: BTreeMap<String, String>,
     /// Source of these facts, for readers of the table.
-    #[serde(rename = "source")]
-    pub _source: String,
+    source: String,
     /// The kernel of an older image, for its packages: they were removed from all repositories.
     #[serde(skip)]
     pub gone: Option<String>,
+    /// Its kernel series, if the release has several.
+    #[serde(skip)]
+    pub series: String,
     /// Template values of its kernel.
     #[serde(skip)]
     pub values: BTreeMap<&'static str, String>,
@@ -129,8 +194,8 @@ pub enum Of {
 }
 
 /// A kernel of an archive, which expands to its packages.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct Kernel {
     /// `6.8.0-1059-aws`.
     release: String,
@@ -139,19 +204,16 @@ struct Kernel {
     /// Without a suite the archive has no package of it, as for the kernel of an older image.
     suite: Option<String>,
     /// Its packages that are missing in the archive, or were removed.
-    #[serde(default)]
     without: Vec<Of>,
     /// The driver's modules: `580-server-open` = the driver's version.
-    #[serde(default)]
     drivers: BTreeMap<String, String>,
     /// The series whose newest kernel it is, or was when the image was built: `aws-6.8`.
-    #[serde(default)]
     newest_of: Vec<String>,
 }
 
 /// Compiled modules.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields)]
 pub struct Modules {
     /// The directory.
     pub at: String,
@@ -162,7 +224,7 @@ pub struct Modules {
 
 /// Modules that DKMS builds on the machine.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields)]
 pub struct Dkms {
     /// The name of the module in DKMS.
     pub name: String,
@@ -170,80 +232,155 @@ pub struct Dkms {
     pub modules: Vec<String>,
 }
 
-/// Parts of maintainer scripts that run before the generated ones.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Scripts {
-    #[serde(default)]
-    pub postinst: String,
-    #[serde(default)]
-    pub postrm: String,
-}
-
 /// The content of a file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct File {
     pub text: Option<String>,
-    /// The binary public key of this repository.
+    /// The public key of this repository: binary for apt, armored for rpm.
     pub key_of: Option<String>,
-    #[serde(default = "plain")]
-    pub mode: String,
+    pub mode: Option<String>,
 }
 
-fn amd64() -> String {
-    "amd64".into()
+/// A module stream.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stream {
+    pub repository: String,
+    pub module: String,
+    pub stream: String,
+    /// The driver branch of its packages.
+    pub branch: String,
+    /// Packages that it contains in all versions of the branch.
+    pub packages: Vec<String>,
+    /// Packages that it contains only in the newest version.
+    pub newest: Vec<String>,
+    #[serde(rename = "source")]
+    _source: String,
 }
 
-fn plain() -> String {
-    "644".into()
+/// Reads one table from several files.
+fn read<T: DeserializeOwned>(files: &[PathBuf]) -> Result<T> {
+    let mut text = String::new();
+    for path in files {
+        text +=
+            &fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        text.push('\n');
+    }
+    toml::from_str(&text).with_context(|| format!("{files:?} is not valid"))
 }
 
-impl Packages {
-    /// Reads and checks the table, which may consist of several files.
-    pub fn load(files: &[PathBuf]) -> Result<Packages> {
-        let mut text = String::new();
-        for path in files {
-            text += &fs::read_to_string(path)
-                .with_context(|| format!("cannot read {}", path.display()))?;
-            text.push('\n');
-        }
-        let mut table: Packages =
-            toml::from_str(&text).with_context(|| format!("{files:?} is not valid"))?;
+/// Whether a list of releases contains this one; an empty list contains all.
+fn includes(releases: &[String], number: &str) -> bool {
+    releases.is_empty() || releases.iter().any(|one| one == number)
+}
+
+impl Table {
+    /// Reads and checks a table for apt or, with a release, for dnf.
+    pub fn load(files: &[PathBuf], release: Option<&Release>) -> Result<Table> {
+        let mut table: Table = read(files)?;
         let (of_kernels, mut all): (Vec<Package>, Vec<Package>) =
             (table.packages.into_iter()).partition(|package| package.of.is_some());
+        if table.kernels.is_empty() && !of_kernels.is_empty() {
+            bail!("{files:?} has packages `of` kernels, and no `[[kernel]]`");
+        }
         for kernel in &table.kernels {
             for package in &of_kernels {
-                all.extend(kernel.package(package)?);
+                all.extend(kernel.packages(package));
             }
         }
-        table.packages = all;
+        table.packages = all.iter().flat_map(Package::everywhere).collect();
+        table.release = release.cloned();
+        table.format = Format::of(release.is_some())?;
+        for (name, place) in &table.repositories {
+            (place.check(&table)).with_context(|| format!("repository `{name}` is not valid"))?;
+        }
         for package in &table.packages {
-            package
-                .check(&table)
+            (package.check(&table))
                 .with_context(|| format!("package `{}` is not valid", package.name))?;
+        }
+        if let Some(release) = release {
+            table.limit(release)?;
         }
         Ok(table)
     }
 
-    /// The same with the repositories of `other`, which replace those of the same name.
-    pub fn replaced_by(mut self, other: Packages) -> Packages {
-        self.packages
-            .retain(|package| !other.repositories.contains_key(&package.repository));
-        self.packages.extend(other.packages);
-        self.repositories.extend(other.repositories);
-        self
+    /// The table of a release in the directory `rpms`.
+    pub fn of_rpms(directory: &Path, number: &str) -> Result<Table> {
+        let mut releases: BTreeMap<String, Release> = read(&[directory.join("releases.toml")])?;
+        let mut release = (releases.remove(number))
+            .with_context(|| format!("the directory rpms has no release `{number}`"))?;
+        release.number = number.into();
+        release.values.insert("release".into(), number.into());
+        Table::load(&RPMS.map(|name| directory.join(name)), Some(&release))
+    }
+
+    /// Keeps the repositories and packages of a release, with their names and versions there.
+    fn limit(&mut self, release: &Release) -> Result<()> {
+        let values = &release.values;
+        let owners = self.repositories.clone();
+        (self.repositories).retain(|_, place| includes(&place.releases, &release.number));
+        for place in self.repositories.values_mut() {
+            let owner = place.key_of.as_ref().map(|owner| &owners[owner].key);
+            place.path = fill(&place.path, values)?;
+            place.key = fill(owner.unwrap_or(&place.key), values)?;
+            place.id = (place.id.as_ref()).map(|id| fill(id, values)).transpose()?;
+        }
+        let mut found = Vec::new();
+        let system = self.system.drain(..).map(|mut package| {
+            if package.versions.is_empty() {
+                package.versions = vec!["0-1".into()];
+            }
+            (package.repository, package.installed) = (release.base.clone(), true);
+            package
+        });
+        for mut package in self.packages.drain(..).chain(system) {
+            if !includes(&package.releases, &release.number)
+                || !self.repositories.contains_key(&package.repository)
+            {
+                continue;
+            }
+            let dist = if package.without_dist {
+                ""
+            } else {
+                &release.dist
+            };
+            for version in &mut package.versions {
+                *version = fill(version, values)? + dist;
+            }
+            if !package.of_kernel {
+                found.push(package);
+                continue;
+            }
+            found.extend(release.kernels.iter().map(|(series, kernels)| {
+                let in_names = if series == FIRST { "" } else { series };
+                Package {
+                    name: package.name.replace(SERIES, in_names),
+                    series: series.clone(),
+                    versions: kernels.clone(),
+                    ..package.clone()
+                }
+            }));
+        }
+        self.packages = found;
+        Ok(())
     }
 }
 
 impl Package {
-    fn check(&self, table: &Packages) -> Result<()> {
-        let repositories = self
-            .files
-            .values()
-            .filter_map(|file| file.key_of.as_ref())
-            .chain([&self.repository]);
-        for name in repositories {
+    /// Itself, and the same in other repositories.
+    fn everywhere(&self) -> Vec<Package> {
+        let also = self.also.iter().map(|(repository, versions)| Package {
+            repository: repository.clone(),
+            versions: versions.clone(),
+            ..self.clone()
+        });
+        [self.clone()].into_iter().chain(also).collect()
+    }
+
+    fn check(&self, table: &Table) -> Result<()> {
+        let named = self.files.values().filter_map(|file| file.key_of.as_ref());
+        for name in named.chain([&self.repository]) {
             if !table.repositories.contains_key(name) {
                 bail!("repository `{name}` does not exist");
             }
@@ -253,8 +390,11 @@ impl Package {
                 bail!("a file needs one of `text` and `key-of`");
             }
         }
-        if self.versions.is_empty() {
-            bail!("it has no version");
+        if self.name.is_empty() || self.source.is_empty() {
+            bail!("it needs `name` and `source`");
+        }
+        if self.versions.is_empty() != self.of_kernel {
+            bail!("it needs one of `versions` and `of-kernel`");
         }
         let place = &table.repositories[&self.repository];
         for (own, all) in [
@@ -267,64 +407,107 @@ impl Package {
                 bail!("its repository has no `{own}`");
             }
         }
-        Ok(())
+        let only_rpm = self.of_kernel
+            || self.without_dist
+            || self.installed
+            || !self.releases.is_empty()
+            || self.from_toolkit.is_some();
+        let only_deb = !self.pre_depends.is_empty() || !self.breaks.is_empty();
+        if (only_rpm && table.release.is_none()) || (only_deb && table.release.is_some()) {
+            bail!("a key is only for the other package format");
+        }
+        match (self.scripts.keys()).find(|name| !table.format.scripts.contains(name)) {
+            Some(name) => bail!("no script is called `{name}`"),
+            None => Ok(()),
+        }
+    }
+
+    /// The file of a version as rpm.
+    pub fn rpm(&self, version: &str) -> String {
+        let rest = version.split_once(':').map_or(version, |(_, rest)| rest);
+        format!("{}-{rest}.{}.rpm", self.name, self.rpm_architecture())
+    }
+
+    /// Its architecture for rpm.
+    pub fn rpm_architecture(&self) -> &'static str {
+        if self.noarch { "noarch" } else { "x86_64" }
+    }
+
+    /// The names of its relations in a control file, and the related packages.
+    pub fn relations(&self) -> [(&'static str, &Vec<String>); 7] {
+        [
+            ("Pre-Depends", &self.pre_depends),
+            ("Depends", &self.depends),
+            ("Recommends", &self.recommends),
+            ("Provides", &self.provides),
+            ("Conflicts", &self.conflicts),
+            ("Breaks", &self.breaks),
+            ("Replaces", &self.replaces),
+        ]
     }
 }
 
 impl Kernel {
     /// The packages of a template for this kernel: none, one, or one for each driver or series.
-    fn package(&self, template: &Package) -> Result<Vec<Package>> {
+    fn packages(&self, template: &Package) -> Vec<Package> {
         let Some(of) = template.of.filter(|of| !self.without.contains(of)) else {
-            return Ok(Vec::new());
+            return Vec::new();
         };
-        let (abi, flavor) = (self.release.rsplit_once('-')).context("a kernel has a flavor")?;
-        let drivers: Vec<_> = self.drivers.iter().map(Some).collect();
-        let series: Vec<_> = self.newest_of.iter().map(Some).collect();
-        let (drivers, series) = match of {
-            Of::Image | Of::Headers => (vec![None], vec![None]),
-            Of::Signatures if drivers.is_empty() => return Ok(Vec::new()),
-            Of::Signatures => (vec![None], vec![None]),
-            Of::Driver => (drivers, vec![None]),
-            Of::Series => (vec![None], series),
-            Of::DriverSeries => (drivers, series),
+        let drivers: Vec<_> = match of {
+            Of::Driver | Of::DriverSeries => self.drivers.iter().map(Some).collect(),
+            Of::Signatures if self.drivers.is_empty() => Vec::new(),
+            _ => vec![None],
+        };
+        let series: Vec<_> = match of {
+            Of::Series | Of::DriverSeries => self.newest_of.iter().map(Some).collect(),
+            _ => vec![None],
         };
         let mut found = Vec::new();
         for driver in &drivers {
             for series in &series {
-                let mut package = Package {
+                let mut values = BTreeMap::from([("kernel", self.release.clone())]);
+                if let Some((driver, version)) = driver {
+                    let server = driver.trim_end_matches("-open");
+                    let open = server != driver.as_str();
+                    values.extend([
+                        ("driver", (*driver).clone()),
+                        ("driver-version", (*version).clone()),
+                        ("server", server.into()),
+                        (
+                            "licence",
+                            if open { "Dual MIT/GPL" } else { "NVIDIA" }.into(),
+                        ),
+                    ]);
+                }
+                values.extend(series.map(|series| ("series", series.clone())));
+                found.push(Package {
                     versions: vec![self.version.clone()],
                     suite: self.suite.clone(),
                     gone: self.suite.is_none().then(|| self.release.clone()),
                     of: None,
+                    values,
                     ..template.clone()
-                };
-                let values = &mut package.values;
-                values.insert("kernel", self.release.clone());
-                values.insert("abi", abi.into());
-                values.insert("flavor", flavor.into());
-                if let Some((driver, version)) = driver {
-                    let branch = driver.split('-').next().unwrap_or_default();
-                    values.insert("driver", (*driver).clone());
-                    values.insert("driver-version", (*version).clone());
-                    values.insert("driver-branch", branch.into());
-                    values.insert("server", driver.trim_end_matches("-open").into());
-                    let licence = match driver.ends_with("-open") {
-                        true => "Dual MIT/GPL",
-                        false => "NVIDIA",
-                    };
-                    values.insert("licence", licence.into());
-                }
-                if let Some(series) = series {
-                    values.insert("series", (*series).clone());
-                }
-                found.push(package);
+                });
             }
         }
-        Ok(found)
+        found
     }
 }
 
 impl Place {
+    fn check(&self, table: &Table) -> Result<()> {
+        if [&self.host, &self.path, &self.source].contains(&&String::new()) {
+            bail!("it needs `host`, `path` and `source`");
+        }
+        let owner = self.key_of.as_ref();
+        if self.key.is_empty() != owner.is_some()
+            || owner.is_some_and(|owner| !table.repositories.contains_key(owner))
+        {
+            bail!("it needs `key`, or `key-of` another repository");
+        }
+        Ok(())
+    }
+
     /// The directories of packages, below its path.
     pub fn pools(&self) -> Vec<String> {
         let of = |suite: &String| -> Vec<String> {
@@ -340,10 +523,10 @@ impl Place {
 
     /// The directory of a package, below its path.
     pub fn pool(&self, package: &Package) -> String {
-        let first = |own: &Option<String>, all: &[String]| own.clone().or(all.first().cloned());
+        let suite = package.suite.as_ref().or(self.suites.first());
         match (
-            first(&package.suite, &self.suites),
-            first(&package.component, &self.components),
+            suite,
+            package.component.as_ref().or(self.components.first()),
         ) {
             (Some(suite), Some(component)) => format!("dists/{suite}/pool/{component}/amd64"),
             _ => ".".into(),
@@ -359,32 +542,77 @@ pub fn upstream(version: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
+    /// The tables of the harness.
+    fn here() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+    }
+
     #[test]
-    fn repository_table_is_valid() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packages.toml");
-        let table = Packages::load(&[path]).unwrap();
+    fn apt_table_is_valid() {
+        let table = Table::load(&[here().join("packages.toml")], None).unwrap();
         // The newest branch must be in the repository, so that a pin has an effect.
-        let driver = table
-            .packages
-            .iter()
-            .find(|p| p.name == "nvidia-driver-cuda");
+        let driver = (table.packages.iter()).find(|one| one.name == "nvidia-driver-cuda");
         assert!(driver.unwrap().versions.len() > 2);
     }
 
     #[test]
+    fn rpm_table_is_valid() {
+        for number in ["8", "9", "10", "2023"] {
+            let table = Table::of_rpms(&here().join("rpms"), number).unwrap();
+            let base = &table.release.as_ref().unwrap().base;
+            // A newer kernel must be in the repository, so that keeping the old one has an effect.
+            let kernels = (table.packages.iter())
+                .filter(|one| one.of_kernel && one.installed && one.repository == *base);
+            for kernel in kernels {
+                assert!(kernel.versions.len() > 1, "{number} {}", kernel.name);
+            }
+            assert!(
+                table.repositories["nvidia"].path.ends_with("/x86_64"),
+                "{number}"
+            );
+            assert!(table.repositories.contains_key(base), "{number}");
+            for stream in &table.streams {
+                for name in stream.packages.iter().chain(&stream.newest) {
+                    let known = table.packages.iter().any(|package| &package.name == name);
+                    assert!(known, "{}:{} names {name}", stream.module, stream.stream);
+                }
+            }
+        }
+    }
+
+    /// With the names from awslabs/amazon-eks-ami.
+    #[test]
+    fn kernel_package_names_contain_series() {
+        let table = Table::of_rpms(&here().join("rpms"), "2023").unwrap();
+        for (name, series) in [
+            ("kernel-devel", "6.1"),
+            ("kernel6.12-devel", "6.12"),
+            ("kernel6.18-devel", "6.18"),
+        ] {
+            let package = (table.packages.iter())
+                .find(|one| one.name == name)
+                .unwrap();
+            assert!(
+                package.versions[0].starts_with(&format!("{series}.")),
+                "{package:?}"
+            );
+        }
+    }
+
+    #[test]
     fn ubuntu_kernel_expands_to_packages() {
-        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let files = ["ubuntu.toml", "ubuntu-nvidia.toml"].map(|name| here.join(name));
-        let table = Packages::load(&files).unwrap();
-        let names = |kernel: &str| -> Vec<String> {
+        let files = ["ubuntu.toml", "ubuntu-nvidia.toml"].map(|name| here().join(name));
+        let table = Table::load(&files, None).unwrap();
+        let of = |kernel: &str| -> Vec<&Package> {
             (table.packages.iter())
                 .filter(|one| one.values.get("kernel").is_some_and(|of| of == kernel))
-                .map(|one| crate::cases::fill(&one.name, &one.values).unwrap())
                 .collect()
+        };
+        let names = |kernel: &str| -> Vec<String> {
+            let named = |one: &Package| fill(&one.name, &one.values).unwrap();
+            of(kernel).into_iter().map(named).collect()
         };
         let newest = names("6.8.0-1060-aws");
         for name in [
@@ -397,11 +625,7 @@ mod tests {
             assert!(newest.iter().any(|one| one == name), "{name}: {newest:?}");
         }
         // The kernel of an old image: it is in no repository.
-        let gone = |kernel: &str| {
-            (table.packages.iter()).all(|one| {
-                one.values.get("kernel").is_none_or(|of| of != kernel) || one.gone.is_some()
-            })
-        };
+        let gone = |kernel: &str| of(kernel).iter().all(|one| one.gone.is_some());
         assert!(gone("6.8.0-1044-aws") && !gone("6.8.0-1060-aws"));
         assert!(
             !names("6.8.0-1044-aws")
