@@ -175,7 +175,7 @@ fn comments_literals_and_tests_are_not_code() {
 let x: &'a str = "super::text \" //"; let y = ['"', '\'', r#"super::raw""#];
 #[cfg(test)]
 mod tests { use super::only_in_tests; }
-crate::f::g::<u8>();"##,
+crate::f::g::<u8>(); let y: super::t::T = super::super::u;"##,
     );
     let paths: Vec<(String, usize)> = (module.uses.iter())
         .map(|(path, line)| (path.join("::"), *line))
@@ -185,6 +185,8 @@ crate::f::g::<u8>();"##,
         ("room::b::c", 1),
         ("room::b::e", 1),
         ("f::g", 5),
+        ("room::t::T", 5),
+        ("u", 5),
     ];
     assert_eq!(paths, expected.map(|(path, line)| (path.to_owned(), line)));
 }

@@ -624,8 +624,8 @@ fn every_scenario_has_a_test() {
         .filter_map(|line| line.strip_prefix("scenario::")?.strip_suffix(": test"))
         .map(str::to_owned)
         .collect();
-    let expected = names().into_iter();
-    let expected = expected.map(|name| name.replace(['-', '.'], "_")).collect();
+    let names = names().into_iter();
+    let expected: BTreeSet<String> = names.map(|name| name.replace(['-', '.'], "_")).collect();
     assert_eq!(tests, expected, "run `touch tests/machine/main.rs`");
 }
 

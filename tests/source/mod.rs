@@ -83,7 +83,7 @@ impl Module {
     fn add(&mut self, code: TokenStream) {
         let trees: Vec<TokenTree> = code.into_iter().collect();
         let mut rest = &trees[..];
-        let mut in_path = false;
+        let mut colons = 0;
         while let [tree, after @ ..] = rest {
             if let TokenTree::Group(group) = tree {
                 // Documentation comments are attributes.
@@ -104,12 +104,13 @@ impl Module {
                 continue;
             }
             let (text, line) = (tree.to_string(), tree.span().start().line);
-            if !in_path && (text == "crate" || text == "super") {
+            // After two colons, it is the middle of a path.
+            if colons < 2 && (text == "crate" || text == "super") {
                 let mut paths = Vec::new();
                 expand(rest, self.path.clone(), &mut paths);
                 self.uses.extend(paths.into_iter().map(|path| (path, line)));
             }
-            in_path = text == ":";
+            colons = if text == ":" { colons + 1 } else { 0 };
             let is_literal = matches!(tree, TokenTree::Literal(_));
             self.tokens.push(Token {
                 text,
