@@ -194,6 +194,9 @@ fn bounds_of_cuda_versions() {
             assert_eq!(found, expected, "{}: CUDA {cuda}", row.name);
         }
     }
+    let newest = &matrix.branches.last().unwrap().newest_version;
+    let unreleased = refusals(&[], &["12.77".parse().unwrap()], newest, Flavor::Open);
+    assert_eq!(unreleased, [Rule::CudaDriver]);
 }
 
 /// The mainline release before a kernel.
@@ -216,13 +219,9 @@ fn bounds_of_kernels() {
     empty.kernel_reports.clear();
     let result = |matrix: &Matrix, kernel: &_, version: &DriverVersion, flavor: Option<_>| {
         let (version, flavor) = (version.clone(), flavor.unwrap_or(Flavor::Open));
-        kernel::strongest(
-            matrix,
-            kernel,
-            Some("aarch64"),
-            &Candidate { version, flavor },
-        )
-        .map_or(Evaluation::Note, |rule_result| rule_result.evaluation)
+        let offer = Candidate { version, flavor };
+        kernel::strongest(matrix, kernel, Some("aarch64"), &offer)
+            .map_or(Evaluation::Note, |rule_result| rule_result.evaluation)
     };
     let broken = |confidence| match confidence {
         Confidence::Verified => Evaluation::Refuse,
@@ -236,6 +235,15 @@ fn bounds_of_kernels() {
             assert_eq!(on(&row.kernel, &lowest), broken(row.confidence), "{first}");
             assert_eq!(on(&before(&row.kernel), &lowest), Evaluation::Note);
             assert!(on(&row.kernel, first) < broken(row.confidence), "{first}");
+            // Of several rows, the most severe one counts.
+            for other in &matrix().kernel_fixes {
+                let all = result(matrix(), &other.kernel, &lowest, row.flavor);
+                assert!(
+                    all >= on(&other.kernel, &lowest),
+                    "{first}: {}",
+                    other.kernel
+                );
+            }
         }
     }
     empty.kernel_fixes.clear();
@@ -244,17 +252,10 @@ fn bounds_of_kernels() {
         let [lowest, highest] = DriverVersion::bounds(row.driver.branch());
         let on = |kernel: &_, version: &_| result(&empty, kernel, version, None);
         for version in [&lowest, &row.driver] {
-            assert_eq!(
-                on(&row.newest_kernel, version),
-                Evaluation::Note,
-                "{version}"
-            );
+            assert_eq!(on(&row.newest_kernel, version), Evaluation::Note);
             if let Some(kernel) = &row.first_broken {
                 assert_eq!(on(kernel, version), broken(row.confidence), "{version}");
-                assert!(
-                    on(&before(kernel), version) < Evaluation::Against,
-                    "{version}"
-                );
+                assert!(on(&before(kernel), version) < Evaluation::Against);
                 assert_eq!(on(kernel, &highest), Evaluation::Note, "{version}");
             }
         }
@@ -262,14 +263,14 @@ fn bounds_of_kernels() {
     empty.kernel_limits.clear();
     for row in &matrix().kernel_oldest {
         empty.kernel_oldest = vec![row.clone()];
-        for version in row.first_driver.iter().chain(&row.last_driver) {
-            let found = [&before(&row.kernel), &row.kernel];
-            let found = found.map(|kernel| result(&empty, kernel, version, None));
-            assert_eq!(
-                found,
-                [broken(row.confidence), Evaluation::Note],
-                "{version}"
-            );
+        let on = |kernel: &_, version: &_| result(&empty, kernel, version, None);
+        for (driver, outside) in [(&row.first_driver, 0), (&row.last_driver, 1)] {
+            let Some(version) = driver else { continue };
+            let older = &before(&row.kernel);
+            let outside = &DriverVersion::bounds(version.branch())[outside];
+            assert_eq!(on(older, version), broken(row.confidence), "{version}");
+            assert_eq!(on(older, outside), Evaluation::Note, "{version}");
+            assert_eq!(on(&row.kernel, version), Evaluation::Note, "{version}");
         }
     }
 }
