@@ -55,7 +55,7 @@ fn imports_go_down_only() {
             wrong.push(format!("`{top}` has no layer in this test"));
             continue;
         };
-        for (path, line) in module.paths() {
+        for (path, line) in &module.uses {
             let Some(other) = path.first().filter(|other| *other != top) else {
                 continue;
             };
@@ -64,7 +64,7 @@ fn imports_go_down_only() {
                 Some(floor) if floor == own => "in the same layer",
                 _ => continue,
             };
-            wrong.push(format!("{}: uses `{other}`, {whose}", module.place(line)));
+            wrong.push(format!("{}: uses `{other}`, {whose}", module.place(*line)));
         }
     }
     assert!(
@@ -87,7 +87,7 @@ fn modules_in_a_directory_have_no_cycles() {
         let mut uses = Uses::new();
         for child in &free_space.children {
             for module in child.all() {
-                for (path, line) in module.paths() {
+                for (path, line) in &module.uses {
                     let other = path
                         .strip_prefix(&free_space.path[..])
                         .and_then(<[_]>::first);
@@ -98,7 +98,7 @@ fn modules_in_a_directory_have_no_cycles() {
                         let of_child = uses.entry(child.name()).or_default();
                         of_child
                             .entry(other.name())
-                            .or_insert_with(|| module.place(line));
+                            .or_insert_with(|| module.place(*line));
                     }
                 }
             }
@@ -168,27 +168,25 @@ fn cycle_is_reported_with_lines() {
 
 #[test]
 fn comments_literals_and_tests_are_not_code() {
-    let code = source::production(
+    let path = vec!["room".into(), "own".into()];
+    let module = source::parsed(
+        path,
         r##"use super::{a, b::{c as d, e}}; // super::comment
 let x: &'a str = "super::text \" //"; let y = ['"', '\'', r#"super::raw""#];
 #[cfg(test)]
 mod tests { use super::only_in_tests; }
-crate::f::g::<u8>();"##,
+crate::f::g::<u8>(); let y: super::t::T = super::super::u;"##,
     );
-    let module = source::Module {
-        path: vec!["room".into(), "own".into()],
-        file: "own.rs".into(),
-        code,
-        children: Vec::new(),
-    };
-    let paths: Vec<(String, usize)> = (module.paths().into_iter())
-        .map(|(path, line)| (path.join("::"), line))
+    let paths: Vec<(String, usize)> = (module.uses.iter())
+        .map(|(path, line)| (path.join("::"), *line))
         .collect();
     let expected = [
         ("room::a", 1),
         ("room::b::c", 1),
         ("room::b::e", 1),
         ("f::g", 5),
+        ("room::t::T", 5),
+        ("u", 5),
     ];
     assert_eq!(paths, expected.map(|(path, line)| (path.to_owned(), line)));
 }
@@ -209,17 +207,15 @@ fn only_backends_and_profiles_mention_a_package_manager() {
         if ALLOWED.iter().any(|allowed| starts(&module.path, allowed)) {
             continue;
         }
-        let text = fs::read_to_string(&module.file).expect("a source file");
-        let identifiers = module.identifiers();
-        let identifiers =
-            identifiers.map(|(identifier, line)| (identifier, words(identifier), line));
-        let literals = source::literals(&text).into_iter().map(|(literal, line)| {
-            let parts = literal.split(|c: char| !c.is_ascii_alphanumeric());
-            (literal, parts.map(str::to_lowercase).collect(), line)
-        });
-        for (named, words, line) in identifiers.chain(literals) {
+        for token in &module.tokens {
+            let words = match token.is_literal {
+                true => (token.text.split(|c: char| !c.is_ascii_alphanumeric()))
+                    .map(str::to_lowercase)
+                    .collect(),
+                false => words(&token.text),
+            };
             if words.iter().any(|word| NAMES.contains(&&**word)) {
-                wrong.push(format!("{}: `{named}`", module.place(line)));
+                wrong.push(format!("{}: `{}`", module.place(token.line), token.text));
             }
         }
     }
@@ -250,12 +246,9 @@ fn only_the_runtimes_module_mentions_a_runtime() {
         if is_allowed || starts(&module.path, &["runtimes"]) {
             continue;
         }
-        for (identifier, line) in module.identifiers() {
-            if words(identifier)
-                .iter()
-                .any(|word| NAMES.contains(&&**word))
-            {
-                wrong.push(format!("{}: `{identifier}`", module.place(line)));
+        for token in module.tokens.iter().filter(|token| !token.is_literal) {
+            if (words(&token.text).iter()).any(|word| NAMES.contains(&&**word)) {
+                wrong.push(format!("{}: `{}`", module.place(token.line), token.text));
             }
         }
     }

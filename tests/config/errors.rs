@@ -24,6 +24,14 @@ fn shown(error: &ResolveError) -> String {
     text
 }
 
+/// The same without the parts that all errors of a configuration file have in common.
+fn brief(error: &ResolveError) -> String {
+    let shown = shown(error).replace("read /etc/gpu-bootstrap/config.toml:", "");
+    let shown = shown.trim_start_matches("error: failed to ");
+    let (shown, _) = shown.split_once("\nexit ").unwrap();
+    format!("  {}: {}", error.reason(), shown.replace('\n', "\n  "))
+}
+
 fn refused(machine: &Machine) -> ResolveError {
     match machine.load() {
         Err(error) => error,
@@ -99,9 +107,9 @@ fn wrong_configuration() {
     for text in cases {
         let error = refused(&Machine::debian().config(text));
         assert_eq!(error.exit(), Exit::Config, "{text}: {error}");
-        let shown = shown(&error);
+        let shown = brief(&error);
         assert!(!shown.contains("s3cret"), "{shown}");
-        writeln!(all, "---\n{text}\n{shown}").unwrap();
+        writeln!(all, "{}\n{shown}", text.trim_end().replace('\n', " | ")).unwrap();
     }
     insta::assert_snapshot!(all);
 }

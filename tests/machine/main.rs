@@ -31,7 +31,6 @@ mod properties;
 mod rollout;
 mod root;
 mod rpm;
-mod scenario;
 mod scenarios;
 mod screens;
 mod simulations;
@@ -40,3 +39,6 @@ mod statements;
 mod undo;
 mod units;
 mod upgrade;
+
+// A test for each scenario, named after its file: `scenario::cdi_stale` runs `cdi-stale.toml`.
+test_each_file::test_each_path! { for ["toml"] in "./tests/scenarios" as scenario => scenarios::run }

@@ -1,10 +1,10 @@
 //! Runs `tests/scenarios/*.toml`: a machine, command lines on it, and their expected results. Each scenario is a separate test,
-//! listed in `scenario.rs`.
+//! declared in `main.rs`.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     panic::{AssertUnwindSafe, catch_unwind},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use gpu_bootstrap::host::fake::{self, Damage, Snapshot};
@@ -163,29 +163,15 @@ fn read(name: &str) -> Vec<Scenario> {
     scenario.each.iter().map(filled).collect()
 }
 
-/// Declares a test for each scenario.
-macro_rules! scenarios {
-    ($($test:ident: $name:literal)*) => {
-        /// The scenarios with a test.
-        pub const NAMES: &[&str] = &[$($name),*];
-        $(
-            #[test]
-            fn $test() {
-                $crate::scenarios::run($name);
-            }
-        )*
-    };
-}
-
-pub(crate) use scenarios;
-
 /// Fails if a scenario does not have its expected results. `cargo test --test machine scenario:: -- --show-output` shows the
 /// time of each scenario.
 #[expect(
     clippy::print_stdout,
     reason = "the test harness captures it unless `--show-output` is given"
 )]
-pub fn run(name: &str) {
+pub fn run([path]: [&Path; 1]) {
+    let name = path.file_stem().and_then(|name| name.to_str());
+    let name = name.expect("the name of a scenario");
     let start = std::time::Instant::now();
     let wrong = in_parallel(&read(name), |scenario| {
         let wrong = play(scenario);
@@ -628,23 +614,19 @@ fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
     format!("panicked: {}", text.unwrap_or_default())
 }
 
+/// The tests are listed when `main.rs` is compiled, and cargo does not compile it again for a new file.
 #[test]
 fn every_scenario_has_a_test() {
-    let names = names();
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        let mut text = "//! The scenarios. `make update` writes this list.\n\ncrate::scenarios::scenarios! {\n".to_owned();
-        for name in &names {
-            text.push_str(&format!(
-                "    {}: \"{name}\"\n",
-                name.replace(['-', '.'], "_")
-            ));
-        }
-        text.push_str("}\n");
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/machine/scenario.rs");
-        std::fs::write(path, text).expect("the list can be written");
-        return;
-    }
-    assert_eq!(names, crate::scenario::NAMES, "run `make update`");
+    let mut tests = std::process::Command::new(std::env::current_exe().expect("this program"));
+    let listed = tests.args(["--list", "scenario::"]).output();
+    let listed = String::from_utf8(listed.expect("the list of tests").stdout).expect("UTF-8");
+    let tests: BTreeSet<String> = (listed.lines())
+        .filter_map(|line| line.strip_prefix("scenario::")?.strip_suffix(": test"))
+        .map(str::to_owned)
+        .collect();
+    let names = names().into_iter();
+    let expected: BTreeSet<String> = names.map(|name| name.replace(['-', '.'], "_")).collect();
+    assert_eq!(tests, expected, "run `touch tests/machine/main.rs`");
 }
 
 #[test]
