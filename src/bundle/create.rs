@@ -235,6 +235,11 @@ impl Creation<'_> {
         let output = self.host.exec.run(&cmd, &mut |_, _| {}).await;
         let output = output
             .map_err(|source| ChangeError::tool("locate the packages for the bundle", source))?;
+        if let Some(why) = self.mirrors.lacks_locations(&output.stdout) {
+            let what = format!("create the bundle: {why}");
+            return Err(ChangeError::blocked("bundle-unsupported", what)
+                .advice("use a mirror instead (docs/offline.md)"));
+        }
         let located = self.mirrors.located(&output.stdout, repositories);
         let missing: Vec<String> = (packages.iter())
             .filter(|(name, version)| {

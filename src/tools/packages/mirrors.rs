@@ -117,6 +117,12 @@ pub trait Mirrors: Debug + Send + Sync {
     /// lists the packages that exist.
     fn locate(&self, packages: &[(String, String)]) -> Query;
 
+    /// Returns the reason that this version of the package manager does not report locations in the output of
+    /// [`Mirrors::locate`].
+    fn lacks_locations(&self, _output: &str) -> Option<&'static str> {
+        None
+    }
+
     /// Parses the output of [`Mirrors::locate`].
     fn located(&self, output: &str, repositories: &[ListedRepository]) -> Vec<ListedPackage>;
 

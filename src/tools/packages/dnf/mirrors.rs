@@ -27,6 +27,9 @@ const WHOLE_FILES: &str = "--setopt=zchunk=0";
 /// One line per package.
 const FORMAT: &str = "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\t%{repoid}\\t%{location}\\t%{downloadsize}\\n";
 
+/// The placeholder of the location in [`FORMAT`]. dnf 4.20 (AlmaLinux 10) prints it literally, dnf 4.14 (AlmaLinux 9) replaces it.
+const LOCATION: &str = "%{location}";
+
 /// Options that are replaced.
 const ADDRESSES: [&str; 4] = ["baseurl", "mirrorlist", "metalink", "enabled"];
 
@@ -146,6 +149,12 @@ impl Mirrors for DnfMirrors {
             .collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         commands::repoquery(&[commands::ALL_STREAMS], FORMAT, &names)
+    }
+
+    fn lacks_locations(&self, output: &str) -> Option<&'static str> {
+        (output.contains(LOCATION)).then_some(
+            "this version of dnf does not report the paths of packages in their repositories",
+        )
     }
 
     fn located(&self, output: &str, repositories: &[ListedRepository]) -> Vec<ListedPackage> {
@@ -293,6 +302,9 @@ repo_gpgcheck=1
         let names: Vec<&str> = found.iter().map(|one| one.download.from.as_str()).collect();
         assert_eq!(names, ["runc-4:1.2-1.el9.x86_64", "gcc-11-1.x86_64"]);
         assert_eq!(found[1].path, "Packages/g/gcc-11-1.x86_64.rpm");
+        assert_eq!(DnfMirrors.lacks_locations(output), None);
+        let literal = "runc\t4:1.2-1.el10\tx86_64\tbaseos\t%{location}\t12\n";
+        assert!(DnfMirrors.lacks_locations(literal).is_some());
     }
 
     #[test]
