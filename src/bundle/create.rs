@@ -130,7 +130,7 @@ impl Creation<'_> {
         say("downloading the package lists");
         let repositories = self.listed().await?;
         let packages = self.located(&repositories).await?;
-        let used: BTreeSet<usize> = packages.iter().map(|package| package.repository).collect();
+        let used = used(&repositories, &packages);
         self.manifest.mirrors = paths(&repositories, &used);
         let at: BTreeMap<usize, Utf8PathBuf> = (used.iter().copied())
             .zip(
@@ -421,6 +421,16 @@ impl Creation<'_> {
             digest: sha256(text.as_bytes()),
         })
     }
+}
+
+/// Returns the indexes of the repositories that the bundle contains. Suites of one repository have the same packages directory, so
+/// the URL of a package does not show its suite. Therefore all suites are used if one is.
+fn used(repositories: &[ListedRepository], packages: &[ListedPackage]) -> BTreeSet<usize> {
+    let place = |at: usize| (&repositories[at].mirror.id, &repositories[at].url);
+    let places: BTreeSet<_> = packages.iter().map(|one| place(one.repository)).collect();
+    (0..repositories.len())
+        .filter(|at| places.contains(&place(*at)))
+        .collect()
 }
 
 /// Returns the used repositories with their directories. Suites of the same repository share one.

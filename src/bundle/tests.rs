@@ -228,6 +228,9 @@ reads_any_text!("(\\[|\\]|=|\n|\"|bundle = 1|[a-z./-]*|.)*", |text| {
 
 const PACKAGE: &str = "a package";
 
+/// The suites of the repository. The URL of a package does not show its suite.
+const SUITES: [&str; 2] = ["bookworm", "bookworm-updates"];
+
 /// Simulates downloads below the state directory.
 fn downloads(fakes: &Fakes) {
     let digest = sha256(b"lists");
@@ -236,18 +239,21 @@ fn downloads(fakes: &Fakes) {
         let state = state.and_then(|(_, path)| path.strip_suffix("/apt.conf")).unwrap();
         let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
         if has("update") {
-            let name = "deb.debian.org_debian_dists_bookworm_InRelease";
-            let index = format!("SHA256:\n {digest} 5 main/binary-amd64/Packages.xz\n");
-            files.put(&format!("{state}/lists/{name}"), index);
+            for suite in SUITES {
+                let name = format!("deb.debian.org_debian_dists_{suite}_InRelease");
+                let index = format!("SHA256:\n {digest} 5 main/binary-amd64/Packages.xz\n");
+                files.put(&format!("{state}/lists/{name}"), index);
+            }
             return ok("");
         }
         if has("indextargets") {
-            return ok(format!(
+            let targets = SUITES.map(|suite| format!(
                 "MetaKey: main/binary-amd64/Packages\n\
-                 URI: http://deb.debian.org/debian/dists/bookworm/main/binary-amd64/Packages\n\
-                 Filename: {state}/lists/deb.debian.org_debian_dists_bookworm_main_binary-amd64_Packages\n\
-                 Architecture: amd64\nComponent: main\nRelease: bookworm\nRepo-URI: http://deb.debian.org/debian/\n"
+                 URI: http://deb.debian.org/debian/dists/{suite}/main/binary-amd64/Packages\n\
+                 Filename: {state}/lists/deb.debian.org_debian_dists_{suite}_main_binary-amd64_Packages\n\
+                 Architecture: amd64\nComponent: main\nRelease: {suite}\nRepo-URI: http://deb.debian.org/debian/\n"
             ));
+            return ok(targets.join("\n"));
         }
         assert!(has("download") && has("--print-uris"), "{}", cmd.line());
         match has("runc=1.1.5+ds1-1") {
@@ -318,15 +324,17 @@ async fn bundle_is_created_and_verified() {
     let bundle = created(&host, "1.1.5+ds1-1", vendor(&fingerprint))
         .await
         .unwrap();
-    assert_eq!((bundle.packages, bundle.files), (1, 6));
+    assert_eq!((bundle.packages, bundle.files), (1, 8));
     let opened = open(&host).unwrap();
     assert_eq!(opened.verify(&*host.files).unwrap(), [""; 0]);
     let expected = ("runc".to_owned(), "1.1.5+ds1-1".to_owned());
     assert_eq!(opened.packages(), BTreeSet::from([expected]));
     let package = "/srv/bundle/mirrors/0/pool/r/runc_1.1.5+ds1-1_amd64.deb";
     assert_eq!(fakes.files.text(package), PACKAGE);
-    let list = "/srv/bundle/mirrors/0/dists/bookworm/main/binary-amd64/Packages.xz";
-    assert_eq!(fakes.files.text(list), "lists");
+    for suite in SUITES {
+        let list = format!("/srv/bundle/mirrors/0/dists/{suite}/main/binary-amd64/Packages.xz");
+        assert_eq!(fakes.files.text(&list), "lists");
+    }
     // A directory with files is not changed.
     let error = created(&host, "1.1.5+ds1-1", vendor(&fingerprint))
         .await
