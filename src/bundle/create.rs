@@ -230,17 +230,21 @@ impl Creation<'_> {
         let packages: Vec<(String, String)> = (self.recipe.packages.iter())
             .map(|(name, version)| (name.clone(), version.clone()))
             .collect();
-        let query = self.mirrors.locate(&packages);
-        let cmd = self.mirrors.separately(query.cmd(), &self.state);
-        let output = self.host.exec.run(&cmd, &mut |_, _| {}).await;
-        let output = output
-            .map_err(|source| ChangeError::tool("locate the packages for the bundle", source))?;
-        if let Some(why) = self.mirrors.lacks_locations(&output.stdout) {
-            let what = format!("create the bundle: {why}");
-            return Err(ChangeError::blocked("bundle-unsupported", what)
-                .advice("use a mirror instead (docs/offline.md)"));
+        for (from, to) in self.mirrors.copies(&self.state, repositories) {
+            let content = self.files.read(&from)?.unwrap_or_default();
+            self.files.write(&to, &content, 0o644)?;
         }
-        let located = self.mirrors.located(&output.stdout, repositories);
+        let mut output = String::new();
+        for query in (self.mirrors).locate(&packages, &self.state, repositories) {
+            let cmd = self.mirrors.separately(query.cmd(), &self.state);
+            let ran = self.host.exec.run(&cmd, &mut |_, _| {}).await;
+            let ran = ran.map_err(|source| {
+                ChangeError::tool("locate the packages for the bundle", source)
+            })?;
+            output.push_str(&ran.stdout);
+            output.push('\n');
+        }
+        let located = (self.mirrors).located(&output, &self.state, repositories);
         let missing: Vec<String> = (packages.iter())
             .filter(|(name, version)| {
                 !located.iter().any(|one| {

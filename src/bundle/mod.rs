@@ -23,7 +23,7 @@ use crate::{
     host::{
         FileKind, Files, FilesError, Host, ReadFiles,
         digest::sha256,
-        trusted::{Trusted, refuse_foreign},
+        trusted::{self, Trusted, refuse_foreign},
     },
     tools::packages::{Backend, mirrors::REDIRECTED},
     work::ChangeError,
@@ -74,7 +74,8 @@ impl Bundle {
         })
     }
 
-    /// Opens a bundle for a run: reads the manifest, and checks the path, the keys and that all files exist.
+    /// Opens a bundle for a run: reads the manifest, and checks the path, the keys, that all files exist, and that only root can
+    /// change them.
     ///
     /// # Errors
     /// If the bundle cannot be used.
@@ -90,10 +91,28 @@ impl Bundle {
         check_characters(&directory)?;
         check_access(files, &directory)?;
         damaged(&directory, &bundle.differences(files, false)?)?;
+        if by_root {
+            bundle.check_owners(files)?;
+        }
         for key in &bundle.manifest.keys {
             bundle.content(files, &key.path)?;
         }
         Ok(bundle)
+    }
+
+    /// Checks that only root can change the files, because apt installs packages from the directory itself, after it has verified
+    /// them.
+    fn check_owners(&self, files: &dyn ReadFiles) -> Result<(), ChangeError> {
+        let directory = &self.directory;
+        for path in self.manifest.files.keys() {
+            if let Some(why) = trusted::unusable(files, &directory.join(path))? {
+                return Err(unusable(directory, &why).advice(format!(
+                    "copy the bundle as root, or run `chown -R root:root {directory}` and `chmod -R go-w {directory}`, then \
+                     `gpu-bootstrap bundle verify {directory}`"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Compares all files with the manifest.

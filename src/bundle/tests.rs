@@ -167,6 +167,15 @@ fn unusable_directory_is_rejected() {
     );
     assert_eq!(open(&host).unwrap_err().reason, "untrusted-file");
     bundle(&fakes);
+    fakes.files.own("/srv/bundle/keys/vendor", 1000, 1000);
+    let error = open(&host).unwrap_err();
+    assert!(
+        error
+            .what
+            .contains("`/srv/bundle/keys/vendor` is writable by non-root users"),
+        "{error}"
+    );
+    fakes.files.own("/srv/bundle/keys/vendor", 0, 0);
     fakes.files.put_link("/srv/a link", DIRECTORY);
     assert!(Bundle::open(&*host.files, "/srv/a link".into(), true).is_ok());
     assert!(check_characters("/srv/a bundle".into()).is_err());

@@ -113,18 +113,31 @@ pub trait Mirrors: Debug + Send + Sync {
         output: &str,
     ) -> Result<Vec<ListedRepository>, FilesError>;
 
-    /// Queries the locations of packages, which are specified by ID and version. Its exit status is ignored, because the output
-    /// lists the packages that exist.
-    fn locate(&self, packages: &[(String, String)]) -> Query;
-
-    /// Returns the reason that this version of the package manager does not report locations in the output of
-    /// [`Mirrors::locate`].
-    fn lacks_locations(&self, _output: &str) -> Option<&'static str> {
-        None
+    /// Returns the files to copy before [`Mirrors::locate`], as existing and new paths. The new ones are below `state`.
+    fn copies(
+        &self,
+        _state: &Utf8Path,
+        _repositories: &[ListedRepository],
+    ) -> Vec<(Utf8PathBuf, Utf8PathBuf)> {
+        Vec::new()
     }
 
-    /// Parses the output of [`Mirrors::locate`].
-    fn located(&self, output: &str, repositories: &[ListedRepository]) -> Vec<ListedPackage>;
+    /// Queries the locations of packages, which are specified by ID and version. The exit statuses are ignored, because the output
+    /// lists the packages that exist.
+    fn locate(
+        &self,
+        packages: &[(String, String)],
+        state: &Utf8Path,
+        repositories: &[ListedRepository],
+    ) -> Vec<Query>;
+
+    /// Parses the joined output of [`Mirrors::locate`].
+    fn located(
+        &self,
+        output: &str,
+        state: &Utf8Path,
+        repositories: &[ListedRepository],
+    ) -> Vec<ListedPackage>;
 
     /// Returns the commands that download files to a directory, and verify those without a digest.
     fn fetch(&self, settings: &Settings, downloads: &[&Download], to: &Utf8Path) -> Vec<Cmd>;

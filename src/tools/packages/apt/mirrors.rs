@@ -232,7 +232,12 @@ impl Mirrors for AptMirrors {
         Ok(found)
     }
 
-    fn locate(&self, packages: &[(String, String)]) -> Query {
+    fn locate(
+        &self,
+        packages: &[(String, String)],
+        _state: &Utf8Path,
+        _repositories: &[ListedRepository],
+    ) -> Vec<Query> {
         let options = [
             "-q",
             "-oAcquire::ForceHash=SHA256",
@@ -247,11 +252,16 @@ impl Mirrors for AptMirrors {
             .iter()
             .map(|word| (*word).to_owned())
             .chain(packages);
-        Query::new("apt-get", args).deadline(Duration::from_secs(300))
+        vec![Query::new("apt-get", args).deadline(Duration::from_secs(300))]
     }
 
     /// Parses lines of the form `'URL' NAME_VERSION_ARCHITECTURE.deb SIZE SHA256:DIGEST`.
-    fn located(&self, output: &str, repositories: &[ListedRepository]) -> Vec<ListedPackage> {
+    fn located(
+        &self,
+        output: &str,
+        _state: &Utf8Path,
+        repositories: &[ListedRepository],
+    ) -> Vec<ListedPackage> {
         let package = |line: &str| {
             let (url, rest) = line.strip_prefix('\'')?.split_once("' ")?;
             let words: Vec<&str> = rest.split(' ').collect();
@@ -442,7 +452,7 @@ Repo-URI: https://developer.example.org/debian12/x86_64/
              'https://elsewhere.example.org/x_1_all.deb' x_1_all.deb 5 SHA256:{DIGEST}\n\
              'https://developer.example.org/debian12/x86_64/../../x_1_all.deb' x_1_all.deb 5 SHA256:{DIGEST}\n"
         );
-        let found = AptMirrors.located(&output, &listed());
+        let found = AptMirrors.located(&output, STATE.into(), &listed());
         let found: Vec<(&str, &str, usize, &str)> = (found.iter())
             .map(|one| {
                 let (name, version) = (one.name.as_str(), one.version.as_str());
@@ -526,6 +536,9 @@ Repo-URI: https://developer.example.org/debian12/x86_64/
         assert!(!cmds[0].line().contains("s3cret"));
     }
 
-    reads_any_text!("('|_|[a-z/.:]*|.)*", |text| AptMirrors
-        .located(&text, &listed()));
+    reads_any_text!("('|_|[a-z/.:]*|.)*", |text| AptMirrors.located(
+        &text,
+        STATE.into(),
+        &listed()
+    ));
 }

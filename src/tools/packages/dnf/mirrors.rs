@@ -3,9 +3,12 @@
 //!
 //! dnf downloads metadata without changes, so the files in a cache directory are those of the vendor. Their names are in
 //! `repomd.xml`. Packages of repositories with `file://` URLs are read in place, without a copy in the cache, also with
-//! `--cacheonly`. A package with another digest is rejected by `--downloadonly`. Tested with dnf 4.14.
+//! `--cacheonly`. A package with another digest is rejected by `--downloadonly`. Tested with dnf 4.14 and 4.23.
+//!
+//! The path of a package in its repository is only printed as part of a URL (`repoquery --location`), and the URL of a mirror is
+//! unknown. Therefore the metadata is copied, and the query reads the copies.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -25,10 +28,12 @@ use crate::{
 const WHOLE_FILES: &str = "--setopt=zchunk=0";
 
 /// One line per package.
-const FORMAT: &str = "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\t%{repoid}\\t%{location}\\t%{downloadsize}\\n";
+const FORMAT: &str =
+    "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\t%{repoid}\\t%{downloadsize}\\n";
 
-/// The placeholder of the location in [`FORMAT`]. dnf 4.20 (AlmaLinux 10) prints it literally, dnf 4.14 (AlmaLinux 9) replaces it.
-const LOCATION: &str = "%{location}";
+/// The directory in the state directory with a copy of the metadata of each repository. The cache directory itself is not used as
+/// a repository, because dnf would also read the list of mirrors in it.
+const COPIES: &str = "located";
 
 /// Options that are replaced.
 const ADDRESSES: [&str; 4] = ["baseurl", "mirrorlist", "metalink", "enabled"];
@@ -44,6 +49,11 @@ fn with_options(cmd: &Cmd, options: [String; 2]) -> Option<Cmd> {
         drop(cmd.args.splice(0..0, options));
         cmd
     })
+}
+
+/// The directory with the copy of the metadata of a repository.
+fn copy(state: &Utf8Path, at: usize) -> Utf8PathBuf {
+    state.join(COPIES).join(at.to_string())
 }
 
 /// Returns the sections of a repository file with new locations. `baseurl` returns the new URL of a repository, or `None` to omit
@@ -143,33 +153,71 @@ impl Mirrors for DnfMirrors {
         Ok(found)
     }
 
-    fn locate(&self, packages: &[(String, String)]) -> Query {
+    fn copies(
+        &self,
+        state: &Utf8Path,
+        repositories: &[ListedRepository],
+    ) -> Vec<(Utf8PathBuf, Utf8PathBuf)> {
+        let copies = (repositories.iter().enumerate()).flat_map(|(at, repository)| {
+            (repository.lists.iter()).filter_map(move |list| match &list.origin {
+                ListOrigin::Downloaded(from) => {
+                    Some((from.clone(), copy(state, at).join(&list.path)))
+                }
+                ListOrigin::At(_) => None,
+            })
+        });
+        copies.collect()
+    }
+
+    /// The first query prints everything except the paths, the second one only the paths.
+    fn locate(
+        &self,
+        packages: &[(String, String)],
+        state: &Utf8Path,
+        repositories: &[ListedRepository],
+    ) -> Vec<Query> {
         let names: Vec<String> = (packages.iter())
             .map(|(name, version)| format!("{name}-{version}"))
             .collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        commands::repoquery(&[commands::ALL_STREAMS], FORMAT, &names)
+        let copies = (repositories.iter().enumerate())
+            .map(|(at, one)| (one.mirror.id.as_str(), copy(state, at)))
+            .collect::<Vec<_>>();
+        vec![
+            commands::repoquery(&[commands::ALL_STREAMS], FORMAT, &names),
+            commands::locations(&state.join(COPIES), &copies, &names),
+        ]
     }
 
-    fn lacks_locations(&self, output: &str) -> Option<&'static str> {
-        (output.contains(LOCATION)).then_some(
-            "this version of dnf does not report the paths of packages in their repositories",
-        )
-    }
-
-    fn located(&self, output: &str, repositories: &[ListedRepository]) -> Vec<ListedPackage> {
+    fn located(
+        &self,
+        output: &str,
+        state: &Utf8Path,
+        repositories: &[ListedRepository],
+    ) -> Vec<ListedPackage> {
+        let copies = format!("file://{}/", state.join(COPIES));
+        let paths: BTreeMap<(usize, String), Utf8PathBuf> = (output.lines())
+            .filter_map(|line| {
+                let (at, path) = line.strip_prefix(&copies)?.split_once('/')?;
+                let path = inner(path)?;
+                Some(((at.parse().ok()?, path.file_name()?.to_owned()), path))
+            })
+            .collect();
         let mut found: Vec<ListedPackage> = Vec::new();
         for line in output.lines() {
             let fields: Vec<&str> = line.split('\t').collect();
-            let [name, version, architecture, id, location, size] = fields[..] else {
+            let [name, version, architecture, id, size] = fields[..] else {
                 continue;
             };
             let version = version.strip_prefix("0:").unwrap_or(version);
-            let repository = repositories.iter().position(|one| one.mirror.id == id);
-            let (Some(repository), Some(path)) = (repository, inner(location)) else {
+            let without_epoch = version
+                .split_once(':')
+                .map_or(version, |(_, version)| version);
+            let Some(repository) = repositories.iter().position(|one| one.mirror.id == id) else {
                 continue;
             };
-            let Some(file) = path.file_name().map(str::to_owned) else {
+            let file = format!("{name}-{without_epoch}.{architecture}.rpm");
+            let Some(path) = paths.get(&(repository, file.clone())) else {
                 continue;
             };
             let is_known = |one: &ListedPackage| one.name == name && one.version == version;
@@ -181,7 +229,7 @@ impl Mirrors for DnfMirrors {
                 name: name.to_owned(),
                 version: version.to_owned(),
                 repository,
-                path,
+                path: path.clone(),
                 download: Download {
                     from: format!("{name}-{version}.{architecture}"),
                     file,
@@ -293,18 +341,42 @@ repo_gpgcheck=1
 
     #[test]
     fn packages_are_located_in_their_repositories() {
-        let output = "runc\t4:1.2-1.el9\tx86_64\tbaseos\tPackages/runc-1.2-1.el9.x86_64.rpm\t12\n\
-                      gcc\t0:11-1\ti686\tbaseos\tPackages/gcc-11-1.i686.rpm\t12\n\
-                      gcc\t0:11-1\tx86_64\tbaseos\t../../gcc-11-1.x86_64.rpm\t12\n\
-                      gcc\t0:11-1\tx86_64\tbaseos\tPackages/g/gcc-11-1.x86_64.rpm\t12\n\
-                      gcc\t0:11-1\tx86_64\tother\tPackages/g/gcc-11-1.x86_64.rpm\t12\n";
-        let found = DnfMirrors.located(output, &listed());
+        let output = "runc\t4:1.2-1.el9\tx86_64\tbaseos\t12\n\
+                      gcc\t0:11-1\ti686\tbaseos\t12\n\n\
+                      gcc\t0:11-1\tx86_64\tbaseos\t12\n\
+                      gcc\t0:11-1\tx86_64\tother\t12\n\
+                      tini\t0:1-1\tx86_64\tbaseos\t12\n\
+                      file:///srv/bundle/.state/located/0/Packages/runc-1.2-1.el9.x86_64.rpm\n\
+                      file:///srv/bundle/.state/located/0/Packages/gcc-11-1.i686.rpm\n\
+                      file:///srv/bundle/.state/located/0/Packages/g/gcc-11-1.x86_64.rpm\n\
+                      file:///srv/bundle/.state/located/1/Packages/g/gcc-11-1.x86_64.rpm\n\
+                      file:///srv/bundle/.state/located/0/../../tini-1-1.x86_64.rpm\n";
+        let found = DnfMirrors.located(output, STATE.into(), &listed());
         let names: Vec<&str> = found.iter().map(|one| one.download.from.as_str()).collect();
         assert_eq!(names, ["runc-4:1.2-1.el9.x86_64", "gcc-11-1.x86_64"]);
         assert_eq!(found[1].path, "Packages/g/gcc-11-1.x86_64.rpm");
-        assert_eq!(DnfMirrors.lacks_locations(output), None);
-        let literal = "runc\t4:1.2-1.el10\tx86_64\tbaseos\t%{location}\t12\n";
-        assert!(DnfMirrors.lacks_locations(literal).is_some());
+        assert_eq!(found[1].download.file, "gcc-11-1.x86_64.rpm");
+    }
+
+    /// A list of mirrors beside the metadata would replace the paths with URLs of the mirrors.
+    #[test]
+    fn locations_are_queried_from_copies_of_the_metadata() {
+        let repositories = listed();
+        let copies = DnfMirrors.copies(STATE.into(), &repositories);
+        let to: Vec<&str> = copies.iter().map(|(_, to)| to.as_str()).collect();
+        assert_eq!(
+            to,
+            [
+                "/srv/bundle/.state/located/0/repodata/00-primary.xml.gz",
+                "/srv/bundle/.state/located/0/repodata/repomd.xml"
+            ]
+        );
+        let packages = [("runc".to_owned(), "4:1.2-1.el9".to_owned())];
+        let queries = DnfMirrors.locate(&packages, STATE.into(), &repositories);
+        let args = &queries[1].cmd().args;
+        let repository = "--repofrompath=baseos,file:///srv/bundle/.state/located/0";
+        assert!(args.iter().any(|arg| arg == repository), "{args:?}");
+        assert_eq!(args[args.len() - 2..], ["--", "runc-4:1.2-1.el9"]);
     }
 
     #[test]
@@ -341,5 +413,5 @@ repo_gpgcheck=1
     }
 
     reads_any_text!("(\\[|\\]|=|\n| |\t|[a-z./]*|.)*", |text| DnfMirrors
-        .located(&text, &listed()); relocated(&text, |_| None));
+        .located(&text, STATE.into(), &listed()); relocated(&text, |_| None));
 }
