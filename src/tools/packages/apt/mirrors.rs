@@ -199,10 +199,12 @@ impl Mirrors for AptMirrors {
                     size,
                 }),
             };
-            let (canonical, suite) = (
-                SourceEntry::canonical(repository),
-                target.field("Release").to_owned(),
-            );
+            let canonical = SourceEntry::canonical(repository);
+            // apt prints the suite `/` of a flat repository as an empty text.
+            let suite = match target.field("Release") {
+                "" => "/".to_owned(),
+                suite => suite.to_owned(),
+            };
             let at = (found.iter())
                 .position(|one| one.mirror.url == canonical && one.mirror.suite == suite);
             let at = at.unwrap_or_else(|| {
@@ -315,9 +317,13 @@ impl Mirrors for AptMirrors {
         mirrors: &[Mirror],
     ) -> Result<Vec<(Utf8PathBuf, String)>, FilesError> {
         let mut stanzas: Vec<String> = Vec::new();
+        // A flat repository has no architecture, but its URL may contain `$(ARCH)`.
+        let every = mirrors
+            .iter()
+            .find_map(|mirror| mirror.architectures.first());
         for entry in Apt.entries(files)? {
             let is_of = |mirror: &&Mirror| {
-                let architecture = mirror.architectures.first().map(String::as_str);
+                let architecture = mirror.architectures.first().or(every).map(String::as_str);
                 entry.names(&mirror.url, &mirror.suite, architecture)
             };
             let Some(mirror) = mirrors.iter().find(is_of) else {
@@ -389,8 +395,7 @@ Repo-URI: http://deb.debian.org/debian/
 MetaKey: Packages
 URI: https://developer.example.org/debian12/x86_64/Packages
 Filename: /srv/bundle/.state/lists/developer.example.org_debian12_x86%5f64_Packages
-Architecture: amd64
-Release: /
+Release: 
 Repo-URI: https://developer.example.org/debian12/x86_64/
 ";
 
@@ -499,10 +504,29 @@ Repo-URI: https://developer.example.org/debian12/x86_64/
             "Types: deb\nURIs: file:/srv/bundle/mirrors/0\nSuites: bookworm\nComponents: main\nArchitectures: amd64\n\
              Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\nCheck-Valid-Until: no\nTargets: Packages\n\
              Languages: none\n\n\
-             Types: deb\nURIs: file:/srv/bundle/mirrors/1\nSuites: /\nArchitectures: amd64\n\
+             Types: deb\nURIs: file:/srv/bundle/mirrors/1\nSuites: /\n\
              Signed-By: \n -----BEGIN\n .\n key\nCheck-Valid-Until: no\nTargets: Packages\nLanguages: none\n"
         );
         assert!(!written[0].1.to_ascii_lowercase().contains("trusted"));
+        let mirror = Mirror {
+            url: "https://flat.example.org/deb/amd64".to_owned(),
+            suite: "/".to_owned(),
+            path: "mirrors/2".into(),
+            ..Mirror::default()
+        };
+        fakes.files.put(
+            "/etc/apt/sources.list.d/flat.list",
+            "deb https://flat.example.org/deb/$(ARCH) /\n",
+        );
+        let all = [&mirrors[0], &mirror].map(Clone::clone);
+        let written = AptMirrors
+            .sources(&*host.files, "/srv/bundle".into(), &all)
+            .unwrap();
+        assert!(
+            written[0]
+                .1
+                .contains("file:/srv/bundle/mirrors/2\nSuites: /\n")
+        );
     }
 
     #[test]
