@@ -358,7 +358,7 @@ repo_gpgcheck=1
         assert_eq!(found[1].download.file, "gcc-11-1.x86_64.rpm");
     }
 
-    /// A list of mirrors beside the metadata would replace the paths with URLs of the mirrors.
+    /// A list of mirrors next to the metadata would replace the paths with URLs of the mirrors.
     #[test]
     fn locations_are_queried_from_copies_of_the_metadata() {
         let repositories = listed();
