@@ -43,6 +43,8 @@ mod modules;
 
 pub mod change;
 
+pub mod bundle;
+
 pub mod check;
 pub mod step;
 

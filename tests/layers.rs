@@ -27,6 +27,7 @@ const LAYERS: &[&[&str]] = &[
     &["config"],
     &["modules"],
     &["change"],
+    &["bundle"],
     &["step"],
     &["check"],
     &["steps"],

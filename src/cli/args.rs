@@ -55,6 +55,9 @@ pub enum Command {
     Status(StatusArgs),
     /// Write the package versions of this validated node to a lock file, for other nodes
     Lock(LockArgs),
+    /// Create or verify a bundle: the packages of a lock file, for nodes without internet
+    #[command(after_long_help = help::of("bundle"))]
+    Bundle(BundleArgs),
     /// Show the detected facts
     Facts(FactsArgs),
     /// Describe a finding, setting, error number, exit code or log line, with its remedy
@@ -200,6 +203,14 @@ pub struct TargetArgs {
     pub lock: Option<Utf8PathBuf>,
 }
 
+/// The source of packages.
+#[derive(Debug, Clone, Default, Args)]
+pub struct BundleArg {
+    /// Bundle of `gpu-bootstrap bundle create`: its packages, keys and lock file instead of the internet (as root)
+    #[arg(long, value_name = "DIR", conflicts_with = "lock")]
+    pub bundle: Option<Utf8PathBuf>,
+}
+
 /// Options of image mode.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ImageArgs {
@@ -293,11 +304,13 @@ pub struct TrialArgs {
 #[derive(Debug, Args)]
 #[command(
     group(ArgGroup::new("planned").args(["os", "image"])),
-    group(ArgGroup::new("pinned").args(["os", "lock"]))
+    group(ArgGroup::new("pinned").args(["os", "lock", "bundle"]))
 )]
 pub struct PlanArgs {
     #[command(flatten)]
     pub target: TargetArgs,
+    #[command(flatten)]
+    pub bundle: BundleArg,
     #[command(flatten)]
     pub trial: TrialArgs,
     #[command(flatten)]
@@ -313,6 +326,8 @@ pub struct PlanArgs {
 pub struct InstallArgs {
     #[command(flatten)]
     pub target: TargetArgs,
+    #[command(flatten)]
+    pub bundle: BundleArg,
     #[command(flatten)]
     pub image: ImageArgs,
     #[command(flatten)]
@@ -337,7 +352,7 @@ pub struct InstallArgs {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub lock_timeout: Option<Duration>,
     /// Continue the run in the journal
-    #[arg(long, hide = true, conflicts_with_all = ["profile", "config", "set", "lock", "image", "unattended"])]
+    #[arg(long, hide = true, conflicts_with_all = ["profile", "config", "set", "lock", "bundle", "image", "unattended"])]
     pub resume: bool,
 }
 
@@ -346,6 +361,8 @@ pub struct InstallArgs {
 pub struct UpgradeArgs {
     #[command(flatten)]
     pub target: TargetArgs,
+    #[command(flatten)]
+    pub bundle: BundleArg,
     #[command(flatten)]
     pub output: OutputArgs,
     #[command(flatten)]
@@ -360,7 +377,7 @@ pub struct UpgradeArgs {
     #[arg(long)]
     pub now: bool,
     /// Use the command-line options and the lock file of the last `install`, and the current settings files
-    #[arg(long, conflicts_with_all = ["profile", "config", "set", "lock"])]
+    #[arg(long, conflicts_with_all = ["profile", "config", "set", "lock", "bundle"])]
     pub as_installed: bool,
     /// Time limit for retries of transient failures, as of `install`
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -403,6 +420,45 @@ pub struct LockArgs {
     /// Write the lock file to this file instead of standard output, replacing the file atomically
     #[arg(long, value_name = "FILE")]
     pub out: Option<Utf8PathBuf>,
+}
+
+/// `bundle`.
+#[derive(Debug, Args)]
+pub struct BundleArgs {
+    #[command(subcommand)]
+    pub command: BundleCommand,
+}
+
+/// The subcommands of `bundle`.
+#[derive(Debug, Subcommand)]
+pub enum BundleCommand {
+    /// Download all packages of a lock file, with keys and signed package lists, on a node with the same system (as root)
+    Create(CreateArgs),
+    /// Compare the files of a bundle with its manifest, and list missing, changed and foreign ones
+    Verify(VerifyArgs),
+}
+
+/// `bundle create`.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("locked").args(["lock"]).required(true)))]
+pub struct CreateArgs {
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// New or empty directory for the bundle
+    #[arg(long, value_name = "DIR")]
+    pub out: Utf8PathBuf,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// `bundle verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// The bundle
+    #[arg(value_name = "DIR")]
+    pub directory: Utf8PathBuf,
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// `explain`.

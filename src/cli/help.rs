@@ -28,7 +28,7 @@ type CommandRow = (
     &'static [u8],
 );
 
-const COMMANDS: [CommandRow; 18] = [
+const COMMANDS: [CommandRow; 19] = [
     (
         "",
         &[
@@ -141,6 +141,20 @@ const COMMANDS: [CommandRow; 18] = [
             "Write the versions of this node to a lock file",
         )],
         &[5, 10],
+    ),
+    (
+        "bundle",
+        &[
+            (
+                "sudo gpu-bootstrap bundle create --lock node.lock --out /srv/bundle",
+                "Download the packages of a lock file",
+            ),
+            (
+                "gpu-bootstrap bundle verify /srv/bundle",
+                "Check a copied bundle",
+            ),
+        ],
+        &[5, 6, 10],
     ),
     (
         "facts",

@@ -23,6 +23,7 @@ use crate::{
         digest::sha256,
         trusted::{Trusted, refuse_foreign},
     },
+    journal::Request,
     modules::is_dkms_package,
     tools::packages::Package,
 };
@@ -36,7 +37,11 @@ pub(super) async fn run(
     env.only_root(host, "create a lock file")?;
     let out = args.out.as_deref().map(prepare::absolute).transpose()?;
     let node = engine::validated_node(host)?;
-    let request = engine::request(host)?.unwrap_or_default();
+    // Only the package database is needed, and the bundle may no longer exist.
+    let request = Request {
+        bundle: None,
+        ..engine::request(host)?.unwrap_or_default()
+    };
     let before = match &request.lock {
         Some(text) => Some(Lock::parse("the lock file in the journal", text)?),
         None => None,

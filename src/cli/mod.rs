@@ -1,6 +1,7 @@
 //! The command line: parses it, runs the command, and prints its error if it fails.
 
 pub mod args;
+mod bundle;
 mod check;
 mod compat;
 mod completions;
@@ -119,6 +120,7 @@ async fn dispatch(
         Command::Uninstall(args) => uninstall::run(host, env, console, &args).await,
         Command::Status(args) => status::run(host, console, &args).await,
         Command::Lock(args) => lock::run(host, env, console, &args).await,
+        Command::Bundle(args) => bundle::run(host, env, console, &args).await,
         Command::Facts(args) => facts::run(host, env, console, &args).await,
         Command::Explain(args) => explain::run(console, &args),
         Command::Compat(args) => compat::run(host, env, console, &args),

@@ -22,16 +22,14 @@ use crate::{
     facts::gather,
     host::{Files, FilesError, Host, digest::sha256, trusted::refuse_foreign},
     modules::{
-        BUILDS_UNREADABLE, Built, Packed, Registry, SIGNATURE_LIMIT, SOURCE_TIME_LIMIT, Source,
-        built, compiler, pack, private_key,
+        BUILDS_UNREADABLE, Built, Packed, Registry, SOURCE_TIME_LIMIT, archive, built, compiler,
+        pack, private_key,
     },
     tools::{
         kmod,
         module_file::modinfo,
         oci,
-        prebuilt::{
-            self, BuildTarget, KernelInterface, LIMIT, Modules, SAYS, SIGNATURE, TOOK, Trust,
-        },
+        prebuilt::{self, BuildTarget, KernelInterface, Modules, SAYS, TOOK, Trust},
     },
 };
 
@@ -335,15 +333,7 @@ impl Requirements {
         if unsigned && source.starts_with("http://") {
             return Err("without `--public-key`, a URL must not start with `http://`".to_owned());
         }
-        let mut source = Source::of(host, source, &name).await?;
-        let archive = source.bring(&name, LIMIT, unsigned).await?;
-        if !unsigned {
-            let signature = format!("{name}{SIGNATURE}");
-            let signature = source.bring(&signature, SIGNATURE_LIMIT, false).await;
-            let signature = signature.map_err(|why| format!("`{name}` is not signed: {why}"))?;
-            prebuilt::verify(&archive, &name, &signature, &self.trust)
-                .map_err(|why| format!("`{name}`: {why}"))?;
-        }
+        let (archive, _) = archive(host, source, &name, &self.trust).await?;
         let modules = prebuilt::unpack(
             &archive,
             &self.purpose,

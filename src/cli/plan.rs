@@ -1,5 +1,6 @@
 //! `plan`: shows the changes that `install` would make.
 
+use camino::Utf8Path;
 use serde_json::json;
 
 use super::{
@@ -9,6 +10,8 @@ use super::{
     prepare, print,
 };
 use crate::{
+    bundle,
+    change::ChangeError,
     engine::{Cancel, Planned},
     exit::Exit,
     host::Host,
@@ -25,7 +28,9 @@ pub(super) async fn run(
 ) -> Result<Exit, Failure> {
     let request = prepare::request(&args.target, &args.image, false, None)?;
     let request = prepare::with_lock(host, env, &args.target, request)?;
-    let command = install_command(&args.target, &args.image);
+    let bundle = args.bundle.bundle.as_deref();
+    let request = prepare::with_bundle(host, env, bundle, request)?;
+    let command = install_command(&args.target, bundle, &args.image);
     show(
         host,
         env,
@@ -44,11 +49,15 @@ pub(super) async fn show(
     request: Request,
     (command, output, detail): (&str, args::OutputArgs, args::DetailArgs),
 ) -> Result<Exit, Failure> {
+    let is_bundled = request.bundle.is_some();
     let target = prepare::target(host, env, request).await?;
     console.warn(&target.resolution.warnings);
     let (session, reporter) = target.session(env, Vec::new(), Cancel::new())?;
     let planned = session.plan().await;
     reporter.finish();
+    if is_bundled {
+        bundle::forget(&*host.files).map_err(ChangeError::from)?;
+    }
     let Planned {
         report,
         driver,
@@ -82,7 +91,11 @@ pub(super) async fn show(
 }
 
 /// Returns the `install` command with the options that `plan` got, quoted for a shell.
-pub(super) fn install_command(target: &args::TargetArgs, image: &args::ImageArgs) -> String {
+pub(super) fn install_command(
+    target: &args::TargetArgs,
+    bundle: Option<&Utf8Path>,
+    image: &args::ImageArgs,
+) -> String {
     let mut words = vec!["gpu-bootstrap".to_owned(), "install".to_owned()];
     let mut add = |option: &str, value: &str| words.extend([option.to_owned(), shell_word(value)]);
     if let Some(profile) = &target.profile {
@@ -96,6 +109,9 @@ pub(super) fn install_command(target: &args::TargetArgs, image: &args::ImageArgs
     }
     if let Some(file) = &target.lock {
         add("--lock", file.as_str());
+    }
+    if let Some(directory) = bundle {
+        add("--bundle", directory.as_str());
     }
     if !image.assume_gpu.is_empty() {
         let ids: Vec<String> = image.assume_gpu.iter().map(ToString::to_string).collect();
@@ -129,12 +145,12 @@ mod tests {
             assume_gpu: vec!["10de:2330".parse().unwrap(), "10de:2331".parse().unwrap()],
         };
         assert_eq!(
-            install_command(&target, &image),
+            install_command(&target, Some("/srv/bundle".into()), &image),
             "gpu-bootstrap install --image --profile ubuntu --config '/etc/my file.toml' --set driver.branch=580 \
-             --set 'runtime.use=[\"docker\"]' --set 'cluster.name=it'\\''s' --lock node.lock --assume-gpu \
-             10de:2330,10de:2331"
+             --set 'runtime.use=[\"docker\"]' --set 'cluster.name=it'\\''s' --lock node.lock --bundle \
+             /srv/bundle --assume-gpu 10de:2330,10de:2331"
         );
-        let none = install_command(&TargetArgs::default(), &ImageArgs::default());
+        let none = install_command(&TargetArgs::default(), None, &ImageArgs::default());
         assert_eq!(none, "gpu-bootstrap install");
     }
 }

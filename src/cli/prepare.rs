@@ -10,10 +10,11 @@ use super::{
     machine,
 };
 use crate::{
+    bundle::{self, Bundle},
     change::Applier,
     compat::matrix::Matrix,
     config::{
-        desired::{ConditionSpec, Guard, PackagePolicy},
+        desired::{ConditionSpec, Desired, Guard, PackagePolicy},
         error::{ConfigError, ResolveError},
         file::PackagesConfig,
         load::{self, Question, SettingsRequest},
@@ -120,6 +121,7 @@ pub(super) fn request(
         lock_timeout_seconds: lock_timeout.map(|timeout| timeout.as_secs()),
         deadline_seconds: None,
         lock: None,
+        bundle: None,
         credentials,
     })
 }
@@ -145,6 +147,32 @@ pub(super) fn with_lock(
     Lock::parse(path.as_str(), &text)?;
     Ok(Request {
         lock: Some(text),
+        ..request
+    })
+}
+
+/// Adds the bundle and its lock file to a request.
+///
+/// # Errors
+/// If the user is not root, or the bundle cannot be used.
+pub(super) fn with_bundle(
+    here: &Host,
+    env: &Env,
+    bundle: Option<&Utf8Path>,
+    request: Request,
+) -> Result<Request, Failure> {
+    let Some(directory) = bundle else {
+        return Ok(request);
+    };
+    // Its commands read sources that only root can write.
+    env.only_root(here, "use a bundle")?;
+    let directory = absolute(directory)?;
+    let files = &*here.files;
+    let text = Bundle::open(files, &directory, env.root)?.lock(files)?;
+    Lock::parse(directory.join(bundle::LOCK).as_str(), &text)?;
+    Ok(Request {
+        lock: Some(text),
+        bundle: Some(directory),
         ..request
     })
 }
@@ -240,8 +268,20 @@ pub(super) async fn target(
     if !inspection.request.image {
         on_a_system(&inspection)?;
     }
-    let question = inspection.question(env, host);
+    let bundle = match &inspection.request.bundle {
+        Some(directory) => Some(Bundle::open(&*host.files, directory, env.root)?),
+        None => None,
+    };
+    let mut question = inspection.question(env, host);
+    question.ask.bundled = bundle.as_ref().map(Bundle::packages);
     let mut resolution = inspection.resolve(env, &question)?;
+    if let Some(bundle) = bundle {
+        resolution
+            .warnings
+            .extend(without_image(&resolution.desired));
+        let backend = resolution.desired.packages.manager.backend();
+        inspection.host = bundle.redirect(&inspection.host, backend)?;
+    }
     let kept = steps::kept_branch(&inspection.state(), &resolution.desired).await;
     resolution.warnings.extend(kept);
     Ok(Target {
@@ -252,6 +292,15 @@ pub(super) async fn target(
         now,
         resolution,
     })
+}
+
+/// Returns a warning if a run with a bundle needs a container image, which a bundle does not contain.
+pub(super) fn without_image(desired: &Desired) -> Option<String> {
+    let image = desired.validation.image.as_ref()?;
+    Some(format!(
+        "the bundle contains no container images: `{image}` (`validation.image`) must be available on this machine or in a registry \
+         of its network"
+    ))
 }
 
 /// Returns an error in an application container, because no operating system runs there. The caller omits this check for an
@@ -289,6 +338,7 @@ impl Inspection {
                 except: Vec::new(),
                 driver: Vec::new(),
                 lock: request.lock.clone(),
+                bundled: None,
                 lock_timeout_seconds: request.lock_timeout_seconds,
                 flags: Flags {
                     image: request.image,
@@ -591,6 +641,11 @@ impl Target {
             Failure::caused(Exit::StepFailed, "unreadable", message, error, None)
         })?;
         Ok(database.unwrap_or_default().to_vec())
+    }
+
+    /// The machine, with the configured proxy.
+    pub(super) fn host(&self) -> &Host {
+        &self.inspection.host
     }
 
     /// The immutable facts of the machine.

@@ -80,7 +80,7 @@ pub(super) fn run(
     match args.output.format {
         OutputFormat::Json => print::json(&mut console.out, &document)?,
         OutputFormat::Human => {
-            let command = plan::install_command(&args.target, &args.image);
+            let command = plan::install_command(&args.target, None, &args.image);
             let text = document.human(&command, console.out_style());
             print::text(&mut console.out, &text)?;
         }

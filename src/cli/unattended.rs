@@ -55,8 +55,9 @@ pub(super) async fn run(
             found.variable, found.key
         ));
     }
-    // Reject an invalid lock file here, because the unit reports errors only in its log.
+    // Reject an invalid lock file or bundle here, because the unit reports errors only in its log.
     let request = prepare::with_lock(host, env, &args.target, request)?;
+    let request = prepare::with_bundle(host, env, args.bundle.bundle.as_deref(), request)?;
     let lock = match &args.target.lock {
         Some(path) => Some(prepare::absolute(path)?),
         None => None,
@@ -90,6 +91,7 @@ fn command(
     (request.profile.iter()).for_each(|profile| option("profile", profile.clone()));
     (request.config.iter()).for_each(|path| option("config", path.to_string()));
     (lock.iter()).for_each(|path| option("lock", path.to_string()));
+    (request.bundle.iter()).for_each(|path| option("bundle", path.to_string()));
     (args.target.set.iter()).for_each(|setting| option("set", setting.clone()));
     if let Some(deadline) = args.deadline {
         option("deadline", format!("{}s", deadline.as_secs()));

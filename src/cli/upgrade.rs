@@ -44,7 +44,8 @@ pub(super) async fn run(
 
 /// Returns the `upgrade` command with the settings that `--dry-run` got, quoted for a shell.
 fn command(args: &args::UpgradeArgs) -> String {
-    let command = plan::install_command(&args.target, &args::ImageArgs::default());
+    let bundle = args.bundle.bundle.as_deref();
+    let command = plan::install_command(&args.target, bundle, &args::ImageArgs::default());
     let mut command = command.replacen(" install", " upgrade", 1);
     if args.as_installed {
         command.push_str(" --as-installed");
@@ -56,7 +57,9 @@ fn command(args: &args::UpgradeArgs) -> String {
 fn requested(host: &Host, env: &Env, args: &args::UpgradeArgs) -> Result<Request, Failure> {
     let image = args::ImageArgs::default();
     let request = prepare::request(&args.target, &image, args.reboot, args.lock_timeout)?;
-    let mut request = prepare::with_lock(host, env, &args.target, request)?;
+    let request = prepare::with_lock(host, env, &args.target, request)?;
+    let bundle = args.bundle.bundle.as_deref();
+    let mut request = prepare::with_bundle(host, env, bundle, request)?;
     if args.as_installed {
         let installed = engine::request(host)?.ok_or_else(|| {
             Failure::new(

@@ -240,6 +240,9 @@ pub struct LockedPackages {
     pub is_whole: bool,
     /// Names of the packages that the machine requires.
     pub required: BTreeSet<String>,
+    /// Names and versions of the packages in the bundle. `None` without a bundle.
+    #[serde(skip)]
+    pub bundled: Option<BTreeSet<(String, String)>>,
 }
 
 impl LockedPackages {
@@ -254,6 +257,15 @@ impl LockedPackages {
         self.versions.contains_key(name)
             || backend.has_several_versions(backend.bare_name(name))
             || self.free.iter().any(|one| pattern::matches(one, name))
+    }
+
+    /// Whether the run uses a bundle that does not contain a package. `name` may include an architecture.
+    pub fn is_unbundled(&self, backend: &dyn Backend, name: &str, version: &str) -> bool {
+        let is_it = |(bundled, other): &(String, String)| {
+            (bundled == name || bundled == backend.bare_name(name))
+                && backend.compare(other, version).is_eq()
+        };
+        (self.bundled.as_ref()).is_some_and(|bundled| !bundled.iter().any(is_it))
     }
 
     /// Returns the packages that the machine needs, with their locked versions. `is_installed` is called with names.

@@ -1,6 +1,9 @@
 //! Reads profile and configuration, and resolves them to the desired state.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -44,6 +47,8 @@ pub struct SettingsRequest {
     pub driver: Vec<String>,
     /// The text of the lock file. A rollback ignores it.
     pub lock: Option<String>,
+    /// Names and versions of the packages in the bundle of the run.
+    pub bundled: Option<BTreeSet<(String, String)>>,
     pub lock_timeout_seconds: Option<u64>,
     /// `--image` and `--assume-gpu`.
     pub flags: Flags,
@@ -168,6 +173,9 @@ pub fn load(
     })?;
     if let Some(lock) = &lock {
         lock.pin(&mut resolution.desired, facts)?;
+        if let Some(locked) = &mut resolution.desired.packages.guard.lock {
+            locked.bundled.clone_from(&ask.bundled);
+        }
         let warnings = [
             lock.other_kernel(facts, ask.flags.image),
             lock.has_more(&resolution.desired),

@@ -162,7 +162,7 @@ impl Lock {
     }
 
     /// Returns all packages with their versions.
-    fn all(&self) -> impl Iterator<Item = (&String, &String)> {
+    pub fn all(&self) -> impl Iterator<Item = (&String, &String)> {
         self.packages.iter().chain(&self.dependencies)
     }
 
@@ -487,6 +487,7 @@ impl Lock {
                 .collect(),
             is_whole: false,
             required,
+            bundled: None,
         };
         locked.is_whole = self.further(&locked).is_empty();
         locked

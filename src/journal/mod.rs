@@ -223,6 +223,9 @@ pub struct Request {
     /// The content of the `--lock` file, because a run after a reboot must use the same one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lock: Option<String>,
+    /// The directory of `--bundle`: an absolute path. Its lock file is in `lock`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bundle: Option<Utf8PathBuf>,
     /// The settings that contain a secret. They are stored in a separate file with mode 0600.
     #[serde(skip)]
     pub credentials: Vec<Secret>,

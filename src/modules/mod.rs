@@ -337,6 +337,27 @@ impl<'h> Source<'h> {
     }
 }
 
+/// Fetches an archive from a source, and verifies its signature. Without keys, archives need no signature, and none is returned.
+pub(crate) async fn archive(
+    host: &Host,
+    source: &str,
+    name: &str,
+    trust: &Trust,
+) -> Result<(Vec<u8>, Option<Vec<u8>>), String> {
+    let unsigned = trust.keys.is_empty();
+    let mut source = Source::of(host, source, name).await?;
+    let archive = source.bring(name, LIMIT, unsigned).await?;
+    if unsigned {
+        return Ok((archive, None));
+    }
+    let signature = format!("{name}{SIGNATURE}");
+    let signature = source.bring(&signature, SIGNATURE_LIMIT, false).await;
+    let signature = signature.map_err(|why| format!("`{name}` is not signed: {why}"))?;
+    prebuilt::verify(&archive, name, &signature, trust)
+        .map_err(|why| format!("`{name}`: {why}"))?;
+    Ok((archive, Some(signature)))
+}
+
 /// Reads a file from a directory or a web server. If archives need no signature, rejects directories that are writable by
 /// non-root users.
 async fn fetch(host: &Host, place: &str, limit: u64, unsigned: bool) -> Result<Vec<u8>, String> {

@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// Formats a duration for humans.
-pub(super) fn duration(seconds: f64) -> String {
+pub(crate) fn duration(seconds: f64) -> String {
     if seconds < 10.0 {
         return format!("{seconds:.1} s");
     }

@@ -15,7 +15,7 @@ pub mod formats;
 pub mod human;
 pub mod lines;
 pub mod log;
-mod messages;
+pub(crate) mod messages;
 pub mod plain;
 mod screen;
 pub mod settings;

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     change::{
         Lock,
-        packages::{LOCK_REMEDY, repository},
+        packages::{BUNDLE_REMEDY, LOCK_REMEDY, repository},
     },
     config::desired::{Desired, LockedPackages, Manager, PackageSpec},
     state::{LockStatus, Ours, State, StateError},
@@ -35,8 +35,8 @@ pub(super) fn step() -> Step {
 struct LockState {
     installed: InstalledPackages,
     ours: Ours,
-    /// The packages that no source offers in their locked version, as `NAME VERSION`. Empty if a required repository is not
-    /// configured yet. The package transaction then checks it.
+    /// The packages that no source, or the bundle of the run, offers in their locked version, as `NAME VERSION`. Without a bundle,
+    /// empty if a required repository is not configured yet. The package transaction then checks it.
     gone: Vec<String>,
     /// The package lists were downloaded in this run.
     lists_are_new: bool,
@@ -66,9 +66,9 @@ async fn detect(cx: &Cx<'_>, lock: &LockedPackages) -> Result<LockState, StepErr
     let differs: Vec<&PackageSpec> = (specs.iter())
         .filter(|spec| !has(backend, &installed, spec))
         .collect();
-    let gone = match differs.is_empty() || !packages::has_lists(cx)? || lacks_repository(cx)? {
-        true => Vec::new(),
-        false => gone(cx, &differs).await?,
+    let gone = match &lock.bundled {
+        Some(_) => unbundled(backend, lock, &differs),
+        None => offered_no_longer(cx, &differs).await?,
     };
     Ok(LockState {
         installed,
@@ -76,6 +76,29 @@ async fn detect(cx: &Cx<'_>, lock: &LockedPackages) -> Result<LockState, StepErr
         gone,
         lists_are_new: cx.state.lists_are_new(),
     })
+}
+
+/// Returns the packages that the bundle lacks, as `NAME VERSION`.
+fn unbundled(
+    backend: &dyn Backend,
+    lock: &LockedPackages,
+    differs: &[&PackageSpec],
+) -> Vec<String> {
+    (differs.iter())
+        .filter(|spec| lock.is_unbundled(backend, &spec.name, version(spec)))
+        .map(|spec| format!("{} {}", spec.name, version(spec)))
+        .collect()
+}
+
+/// Returns the packages that no source offers, as `NAME VERSION`.
+async fn offered_no_longer(
+    cx: &Cx<'_>,
+    differs: &[&PackageSpec],
+) -> Result<Vec<String>, StepError> {
+    match differs.is_empty() || !packages::has_lists(cx)? || lacks_repository(cx)? {
+        true => Ok(Vec::new()),
+        false => gone(cx, differs).await,
+    }
 }
 
 /// Whether a required repository is not configured yet, so that the package lists do not contain its packages.
@@ -145,6 +168,10 @@ fn decide(state: &LockState, lock: &LockedPackages, manager: Manager) -> Assessm
         return refusal;
     }
     let why = difference(lock, &specs, &comparison, &state.installed);
+    if !state.gone.is_empty() && lock.bundled.is_some() {
+        let why = format!("{why}; the bundle lacks {}", state.gone.join(", "));
+        return Assessment::blocked(why, BUNDLE_REMEDY);
+    }
     if !state.gone.is_empty() {
         let why = format!("{why}; no source offers {}", state.gone.join(", "));
         let hint = LOCK_REMEDY.to_owned();
@@ -335,6 +362,43 @@ mod tests {
             let answer = decide(installed);
             assert!(matches!(answer, Assessment::Needs { .. }), "{answer:?}");
         }
+    }
+
+    #[test]
+    fn package_that_the_bundle_lacks_blocks_the_run() {
+        let bundled = |packages: &[(&str, &str)]| LockedPackages {
+            bundled: Some(
+                (packages.iter())
+                    .map(|(name, version)| ((*name).to_owned(), (*version).to_owned()))
+                    .collect(),
+            ),
+            ..lock()
+        };
+        let decide = |lock: &LockedPackages| {
+            let specs = lock.specs(|_| true);
+            let differs: Vec<&PackageSpec> = specs.iter().collect();
+            let state = LockState {
+                gone: unbundled(Manager::Apt.backend(), lock, &differs),
+                ..LockState::default()
+            };
+            decide(&state, lock, Manager::Apt)
+        };
+        let whole = [
+            ("docker.io", "20.10.24"),
+            ("runc", "1.1.5"),
+            ("tini", "0.19"),
+        ];
+        let answer = decide(&bundled(&whole));
+        assert!(matches!(answer, Assessment::Needs { .. }), "{answer:?}");
+        let answer = decide(&bundled(&[("docker.io", "20.10.24"), ("runc", "1.1.4")]));
+        let Assessment::Blocked { why, hint } = &answer else {
+            panic!("{answer:?}");
+        };
+        assert!(
+            why.ends_with("the bundle lacks runc 1.1.5, tini 0.19"),
+            "{why}"
+        );
+        assert!(hint.contains("bundle create"), "{hint}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::{
     kernel_log, kmod,
     kubernetes::kubectl::PROGRAMS,
     mps, nvidia_smi,
-    packages::{Manager, Mark, Removals, Settings, TransactionRequest, dnf},
+    packages::{Manager, Mark, Removals, Settings, TransactionRequest, dnf, mirrors::Download},
     prebuilt, selinux, sysctl, systemctl, tar,
 };
 use crate::{
@@ -225,6 +225,16 @@ fn package_commands(value: &str) -> Vec<Cmd> {
         if let Some(streams) = backend.streams() {
             cmds.push(streams.enable(&settings, value, value));
             cmds.push(streams.reset(&settings, value));
+        }
+        if let Some(mirrors) = backend.mirrors() {
+            let download = Download {
+                from: value.to_owned(),
+                file: value.to_owned(),
+                ..Download::default()
+            };
+            cmds.extend(mirrors.fetch(&settings, &[&download], value.into()));
+            queries.extend(mirrors.list());
+            queries.push(mirrors.locate(&[(value.to_owned(), value.to_owned())]));
         }
         queries.push(backend.offers(&names));
         queries.push(backend.offers_of_all_streams(&names));

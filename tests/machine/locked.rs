@@ -1,7 +1,13 @@
-//! Machines that are installed from the same lock file while the repositories move on.
+//! Machines that are installed from the same lock file while the repositories move on, or from a bundle.
 
 use std::collections::BTreeMap;
 
+use gpu_bootstrap::{
+    bundle::{BundledFile, BundledKey, BundledPackage, BundledSystem, Manifest},
+    config::lock::Lock,
+    host::{Cmd, digest::sha256},
+    tools::{openpgp, packages::Manager},
+};
 use toml::{Table, Value};
 
 use crate::{build::describe, dpkg, machine::Machine};
@@ -67,4 +73,116 @@ fn lock_of_another_release_is_rejected() {
     let err: Vec<&str> = ran.err.split_whitespace().collect();
     assert!(err.join(" ").contains(said), "{}", ran.err);
     assert!(gpu_bootstrap::host::fake::diff(&before, &second.snapshot()).is_empty());
+}
+
+const BUNDLE: &str = "/srv/bundle";
+
+/// The keys that an installation of Debian downloads.
+const KEYS: [&str; 2] = [
+    "https://nvidia.github.io/libnvidia-container/gpgkey",
+    "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/3bf863cc.pub",
+];
+
+/// Writes a bundle with the keys and the packages of a lock file, except `without`. It has no repositories, because the
+/// simulated programs do not read them.
+fn put_bundle(machine: &Machine, lock: &str, without: &str) {
+    let parsed = Lock::parse("lock", lock).expect("a lock file");
+    let system = BundledSystem {
+        os: parsed.system.os.clone(),
+        release: parsed.system.release.clone(),
+        arch: parsed.system.arch.clone(),
+        kernel: parsed.system.kernel.clone(),
+    };
+    let mut manifest = Manifest::new("0.1.0", Manager::Apt, system);
+    let add = |manifest: &mut Manifest, path: &str, content: &[u8]| {
+        machine
+            .fakes
+            .files
+            .put(&format!("{BUNDLE}/{path}"), content);
+        let file = BundledFile {
+            size: content.len() as u64,
+            sha256: sha256(content),
+        };
+        manifest.files.insert(path.into(), file);
+    };
+    add(&mut manifest, "node.lock", lock.as_bytes());
+    let keys = openpgp::parse(include_bytes!("../keys/two.asc")).expect("the test keys");
+    for (at, url) in KEYS.iter().enumerate() {
+        let path = format!("keys/{at}");
+        add(&mut manifest, &path, &keys.keys[1].binary);
+        manifest.keys.push(BundledKey {
+            url: (*url).to_owned(),
+            path: path.into(),
+        });
+        machine.fakes.http.forget(url);
+    }
+    for (name, version) in parsed.all().filter(|(name, _)| *name != without) {
+        let path = format!("mirrors/0/{name}.deb");
+        add(&mut manifest, &path, b"");
+        manifest.packages.push(BundledPackage {
+            name: name.clone(),
+            version: version.clone(),
+            path: path.into(),
+        });
+    }
+    let text = manifest.render().expect("a manifest");
+    machine
+        .fakes
+        .files
+        .put(&format!("{BUNDLE}/bundle.toml"), text);
+}
+
+#[test]
+fn bundle_replaces_sources_and_keys_of_the_run_only() {
+    let first = machine("debian-12-h100", "debian-12", &[]);
+    run(&first, &["install"]);
+    let lock = run(&first, &["lock"]);
+    let second = machine("debian-12-h100", "debian-12", &[]);
+    put_bundle(&second, &lock, "");
+    run(&second, &["bundle", "verify", BUNDLE]);
+    let ran = second.run(&["install", "--bundle", BUNDLE]);
+    assert_eq!(ran.exit, 0, "{}", ran.err);
+    let settings = (
+        "APT_CONFIG".to_owned(),
+        "/run/gpu-bootstrap/bundle/apt.conf".to_owned(),
+    );
+    let of_apt = |cmd: &&Cmd| cmd.program.starts_with("apt-");
+    let commands: Vec<_> = ran.commands.iter().filter(of_apt).collect();
+    assert!(!commands.is_empty());
+    for cmd in commands {
+        assert!(cmd.env.contains(&settings), "{}", cmd.line());
+    }
+    assert_eq!(packages(&second), packages(&first));
+    let source = "/etc/apt/sources.list.d/gpu-bootstrap-nvidia-container-toolkit.sources";
+    let source = second.fakes.files.text(source);
+    assert!(
+        source.contains("URIs: https://nvidia.github.io/"),
+        "{source}"
+    );
+    // Later commands use the sources of the machine.
+    let ran = second.run(&["plan"]);
+    assert!(!ran.commands.iter().any(|cmd| cmd.env.contains(&settings)));
+    assert_eq!(run(&second, &["lock"]), lock);
+}
+
+#[test]
+fn incomplete_bundle_blocks_the_run() {
+    let first = machine("debian-12-h100", "debian-12", &[]);
+    run(&first, &["install"]);
+    let lock = run(&first, &["lock"]);
+    let second = machine("debian-12-h100", "debian-12", &[]);
+    put_bundle(&second, &lock, "runc");
+    let before = second.snapshot();
+    for command in ["plan", "install"] {
+        let ran = second.run(&[command, "--bundle", BUNDLE]);
+        assert_eq!(ran.exit, 5, "{}{}", ran.out, ran.err);
+        let said = format!("{}{}", ran.out, ran.err);
+        let said: Vec<&str> = said.split_whitespace().collect();
+        assert!(said.join(" ").contains("the bundle lacks runc"), "{said:?}");
+    }
+    assert!(gpu_bootstrap::host::fake::diff(&before, &second.snapshot()).is_empty());
+    second.fakes.files.take("/srv/bundle/keys/0");
+    let ran = second.run(&["install", "--bundle", BUNDLE]);
+    assert_eq!(ran.exit, 5, "{}", ran.err);
+    assert!(ran.err.contains("`keys/0` is missing"), "{}", ran.err);
 }

@@ -23,8 +23,11 @@ pub(super) const LOCK_DIFFERS: &str = "lock-differs";
 /// The reason if no source offers a package of the lock file.
 pub(super) const LOCK_UNAVAILABLE: &str = "lock-unavailable";
 
-/// The reasons for which a lock file blocks a package transaction.
-pub const LOCK_REASONS: [&str; 2] = [LOCK_DIFFERS, LOCK_UNAVAILABLE];
+/// The reason if a transaction would install packages that the bundle of the run lacks.
+const BUNDLE_LACKS: &str = "bundle-lacks";
+
+/// The reasons for which a lock file or a bundle blocks a package transaction.
+pub const LOCK_REASONS: [&str; 3] = [LOCK_DIFFERS, LOCK_UNAVAILABLE, BUNDLE_LACKS];
 
 /// The remedy if no source offers a package of the lock file.
 pub const LOCK_REMEDY: &str = "add a source that still has these versions, such as a mirror or a snapshot of the archive \
@@ -269,7 +272,36 @@ pub(super) fn not_locked(
     actions.iter().filter_map(other).collect()
 }
 
-/// Rejects a transaction with versions that differ from the lock file, and with new packages that it does not contain.
+/// The remedy if a bundle lacks packages.
+pub const BUNDLE_REMEDY: &str = "create the bundle on a node with the same image, kernel, settings and type of GPUs \
+    (`gpu-bootstrap bundle create`)";
+
+/// Rejects a transaction with packages that the bundle of the run does not contain. Its lists also contain other packages.
+fn bundled(
+    backend: &dyn Backend,
+    actions: &[Action],
+    lock: &LockedPackages,
+) -> Result<(), ChangeError> {
+    let lacking: Vec<String> = (actions.iter())
+        .filter_map(|action| match action {
+            Action::Install { name, to, .. } if lock.is_unbundled(backend, name, to) => {
+                Some(format!("{name} {to}"))
+            }
+            _ => None,
+        })
+        .collect();
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    let why = format!(
+        "it would install packages that the bundle lacks: {}",
+        lacking.join(", ")
+    );
+    Err(disapproved(BUNDLE_LACKS, &why).advice(BUNDLE_REMEDY))
+}
+
+/// Rejects a transaction with versions that differ from the lock file, with new packages that it does not contain, and with
+/// packages that the bundle lacks.
 pub(super) fn locked(
     backend: &dyn Backend,
     actions: &[Action],
@@ -292,7 +324,7 @@ pub(super) fn locked(
         })
         .collect();
     if reasons.is_empty() {
-        return Ok(());
+        return bundled(backend, actions, lock);
     }
     let why = format!(
         "it differs from the lock file, because it would install {}",

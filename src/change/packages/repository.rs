@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The size limit of a key in bytes. A key has a few kilobytes.
-const KEY_LIMIT: u64 = 1 << 20;
+pub const KEY_LIMIT: u64 = 1 << 20;
 
 /// The content of the keyring with the accepted keys of a downloaded file.
 fn keyring(

@@ -20,6 +20,7 @@ pub(super) mod dnf;
 mod failure_class;
 pub mod locks;
 mod messages;
+pub mod mirrors;
 mod offers;
 mod sources;
 mod transactions;
@@ -109,6 +110,11 @@ pub trait Backend:
 
     /// The file that lists holds, or `None` if the manager marks packages with a command, [`Transactions::mark`].
     fn hold_list(&self) -> Option<&dyn HoldList> {
+        None
+    }
+
+    /// Partial copies of its repositories, or `None` if they are not supported.
+    fn mirrors(&self) -> Option<&dyn mirrors::Mirrors> {
         None
     }
 

@@ -101,6 +101,22 @@ pub(super) fn get(settings: &Settings, verb: &[&str], packages: &[String]) -> Cm
         .silence(SILENCE)
 }
 
+/// apt's helper, which downloads files with the transports, credentials and proxies of apt.
+pub(super) const HELPER: &str = "/usr/lib/apt/apt-helper";
+
+/// Creates a command of [`HELPER`].
+pub(super) fn helper(settings: &Settings, args: Vec<String>) -> Cmd {
+    let options = [
+        "-oAcquire::Retries=3",
+        "-oAcquire::http::Timeout=30",
+        "-oAcquire::https::Timeout=30",
+    ];
+    let args = options.into_iter().map(str::to_owned).chain(args);
+    environment(settings, Cmd::new(HELPER, args))
+        .deadline(DEADLINE)
+        .silence(SILENCE)
+}
+
 fn arguments(settings: &Settings, verb: &[&str], packages: &[String]) -> Vec<String> {
     let mut args = options(settings);
     args.extend(verb.iter().map(|word| (*word).to_owned()));

@@ -142,7 +142,7 @@ fn entries(text: &str) -> impl Iterator<Item = (&str, u64)> {
 }
 
 /// Converts a path to a file name like apt: `URItoFileName` escapes these characters and replaces slashes with `_`.
-fn file_name(path: &str) -> String {
+pub(super) fn file_name(path: &str) -> String {
     let mut name = String::new();
     for c in path.chars() {
         match c {

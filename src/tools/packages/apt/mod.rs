@@ -8,6 +8,7 @@ mod exclusions;
 mod failures;
 mod lists;
 mod marks;
+mod mirrors;
 mod offers;
 mod progress;
 mod records;
@@ -18,7 +19,7 @@ mod sources;
 mod unattended_upgrades;
 mod version;
 
-use super::{Backend, Updater};
+use super::{Backend, Updater, mirrors::Mirrors};
 
 /// The apt backend.
 #[derive(Debug)]
@@ -35,5 +36,9 @@ impl Backend for Apt {
 
     fn updater(&self) -> Option<&dyn Updater> {
         Some(&unattended_upgrades::UnattendedUpgrades)
+    }
+
+    fn mirrors(&self) -> Option<&dyn Mirrors> {
+        Some(&mirrors::AptMirrors)
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Apt, commands, lists};
+use super::{Apt, commands, lists, mirrors};
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles},
     model::packages::Pin,
@@ -58,7 +58,11 @@ fn bound(dependency: &str) -> Option<(String, String)> {
 impl Offers for Apt {
     fn has_lists(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
         let names = files.list(Utf8Path::new(lists::DIRECTORY))?;
-        Ok(lists::are_complete(&names, &self.entries(files)?))
+        let mut sources = mirrors::redirected(files)?;
+        if sources.is_empty() {
+            sources = self.entries(files)?;
+        }
+        Ok(lists::are_complete(&names, &sources))
     }
 
     fn truncated_lists(&self, files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use camino::{Utf8Path, Utf8PathBuf};
+
 use super::{Dnf, agents, failures, generation, history, interruption, transaction};
 use crate::{
     host::{Cmd, FilesError, Output, Query, ReadFiles},
@@ -194,6 +196,31 @@ pub(super) fn repoquery(options: &[&str], format: &'static str, names: &[&str]) 
         "--showduplicates",
         "--qf",
         format,
+        "--",
+    ]));
+    args.extend(owned(names));
+    Query::new("dnf", args).deadline(RESOLVE_DEADLINE)
+}
+
+/// Queries the URLs of packages in repositories, which are specified by ID and directory. Only these repositories are read, with a
+/// cache in `state`.
+pub(super) fn locations(
+    state: &Utf8Path,
+    repositories: &[(&str, Utf8PathBuf)],
+    names: &[&str],
+) -> Query {
+    let mut args = vec![
+        "-q".to_owned(),
+        format!("--setopt=reposdir={state}"),
+        format!("--setopt=cachedir={state}/cache"),
+        ALL_STREAMS.to_owned(),
+    ];
+    let repositories = repositories.iter();
+    args.extend(repositories.map(|(id, at)| format!("--repofrompath={id},file://{at}")));
+    args.extend(owned(&[
+        "repoquery",
+        "--showduplicates",
+        "--location",
         "--",
     ]));
     args.extend(owned(names));

@@ -8,6 +8,7 @@ mod failures;
 mod generation;
 mod history;
 mod interruption;
+mod mirrors;
 mod offers;
 mod progress;
 mod repository;
@@ -17,7 +18,7 @@ mod streams;
 mod transaction;
 mod versionlock;
 
-use super::{Backend, HoldList, Streams};
+use super::{Backend, HoldList, Streams, mirrors::Mirrors};
 
 /// The directory of downloaded metadata and packages, with a subdirectory for each repository.
 const CACHE: &str = "/var/cache/dnf";
@@ -37,5 +38,9 @@ impl Backend for Dnf {
 
     fn hold_list(&self) -> Option<&dyn HoldList> {
         Some(&versionlock::Versionlock)
+    }
+
+    fn mirrors(&self) -> Option<&dyn Mirrors> {
+        Some(&mirrors::DnfMirrors)
     }
 }

@@ -15,7 +15,7 @@ const FORMAT: &str = "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\n";
 const FORMAT_OF_CONTENTS: &str = "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\t%{files}\\n";
 
 /// Packages with these architectures are not native packages.
-const NOT_NATIVE: [&str; 6] = ["src", "nosrc", "i386", "i486", "i586", "i686"];
+pub(super) const NOT_NATIVE: [&str; 6] = ["src", "nosrc", "i386", "i486", "i586", "i686"];
 
 impl Offers for Dnf {
     fn has_lists(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {

@@ -59,6 +59,19 @@ fn undecodable(bytes: &[u8]) -> Option<usize> {
     Some(bytes.split(|byte| *byte == b'\n').position(is_bad)? + 1)
 }
 
+/// Returns the repository files with their texts.
+pub(super) fn texts(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, String)>, FilesError> {
+    let mut found = Vec::new();
+    for name in files.list(Utf8Path::new(DIRECTORY))? {
+        let path = Utf8Path::new(DIRECTORY).join(&name);
+        if path.extension() == Some("repo") {
+            let text = files.read_lossy(&path)?.unwrap_or_default();
+            found.push((path, text));
+        }
+    }
+    Ok(found)
+}
+
 /// Returns the repositories in a file.
 pub fn parse(file: &Utf8Path, text: &str, default: Verified) -> Vec<SourceEntry> {
     (sections(text).iter())
@@ -117,15 +130,9 @@ fn entry(file: &Utf8Path, id: &str, options: &[(&str, &str)], default: Verified)
 impl Sources for Dnf {
     fn entries(&self, files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
         let default = Verified::by_default(files)?;
-        let mut entries = Vec::new();
-        for name in files.list(Utf8Path::new(DIRECTORY))? {
-            let path = Utf8Path::new(DIRECTORY).join(&name);
-            if path.extension() == Some("repo") {
-                let text = files.read_lossy(&path)?.unwrap_or_default();
-                entries.extend(parse(&path, &text, default));
-            }
-        }
-        Ok(entries)
+        Ok((texts(files)?.iter())
+            .flat_map(|(path, text)| parse(path, text, default))
+            .collect())
     }
 
     /// Returns errors in repository files: lines that are not UTF-8, options before the first section, and lines that are

@@ -1,0 +1,458 @@
+//! Creates a bundle. The package manager downloads with its own transports, credentials and proxies, into lists and caches below
+//! the new directory, so the lists and caches of the machine are not changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{
+    BundledFile, BundledKey, BundledPackage, BundledSystem, LOCK, MANIFEST, Manifest, PROGRAM,
+    check_characters, empty_directory, remove_tree,
+};
+use crate::{
+    change::packages::{
+        LOCK_REMEDY,
+        repository::{KEY_LIMIT, Keyring, evaluate, has_accepted_key},
+    },
+    config::desired::Prebuilt,
+    host::{Cmd, Files, Host, digest::sha256},
+    model::{packages::Repository, text::bytes},
+    modules::{SOURCE_TIME_LIMIT, archive},
+    tools::{
+        packages::{
+            Backend, Manager, Settings,
+            mirrors::{Download, ListOrigin, ListedPackage, ListedRepository, Mirror, Mirrors},
+        },
+        prebuilt::{BuildTarget, SIGNATURE},
+    },
+    work::ChangeError,
+};
+
+/// The directory below the bundle with lists, caches and downloads while it is created.
+const STATE: &str = ".state";
+
+/// The directory in a bundle with prebuilt modules, a source of `driver.prebuilt.sources`.
+const MODULES: &str = "modules";
+
+/// The planned contents of a bundle.
+pub struct Recipe<'a> {
+    /// The directory of the new bundle.
+    pub out: &'a Utf8Path,
+    pub manager: Manager,
+    /// The settings of the package manager's commands.
+    pub settings: Settings,
+    pub system: BundledSystem,
+    /// The text of the lock file.
+    pub lock: &'a str,
+    /// Names and versions of all packages.
+    pub packages: &'a BTreeMap<String, String>,
+    /// The repositories whose keys a run downloads.
+    pub repositories: &'a [Repository],
+    /// Prebuilt kernel modules, if they are configured.
+    pub modules: Option<PrebuiltModules<'a>>,
+    /// The path of the program.
+    pub program: &'a Utf8Path,
+}
+
+/// Kernel modules that another machine compiled.
+pub struct PrebuiltModules<'a> {
+    pub prebuilt: &'a Prebuilt,
+    pub target: BuildTarget,
+}
+
+/// A new bundle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CreatedBundle {
+    /// The number of packages.
+    pub packages: usize,
+    /// The number of files.
+    pub files: usize,
+    /// The size of all files.
+    pub bytes: u64,
+    /// The SHA-256 of the manifest, which identifies the bundle.
+    pub digest: String,
+}
+
+/// Creates a bundle. `say` gets progress messages. After an error, the directory is empty.
+///
+/// # Errors
+/// If the directory is not empty, a source is not available, or a package is not offered.
+pub async fn create(
+    host: &Host,
+    recipe: &Recipe<'_>,
+    say: &mut (dyn FnMut(&str) + Send),
+) -> Result<CreatedBundle, ChangeError> {
+    let backend = recipe.manager.backend();
+    let Some(mirrors) = backend.mirrors() else {
+        return Err(ChangeError::unsupported("create a bundle"));
+    };
+    check_characters(recipe.out)?;
+    empty_directory(&*host.files, recipe.out)?;
+    let mut creation = Creation {
+        host,
+        files: &*host.files,
+        recipe,
+        backend,
+        mirrors,
+        state: recipe.out.join(STATE),
+        manifest: Manifest::new(
+            env!("CARGO_PKG_VERSION"),
+            recipe.manager,
+            recipe.system.clone(),
+        ),
+    };
+    let created = creation.run(say).await;
+    // Without a manifest, the files are of no use. The first error is the important one.
+    let removed = match &created {
+        Ok(_) => remove_tree(&*host.files, &creation.state),
+        Err(_) => remove_tree(&*host.files, recipe.out),
+    };
+    let created = created?;
+    removed?;
+    Ok(created)
+}
+
+struct Creation<'a> {
+    host: &'a Host,
+    files: &'a dyn Files,
+    recipe: &'a Recipe<'a>,
+    backend: &'static dyn Backend,
+    mirrors: &'static dyn Mirrors,
+    state: Utf8PathBuf,
+    manifest: Manifest,
+}
+
+impl Creation<'_> {
+    async fn run(
+        &mut self,
+        say: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<CreatedBundle, ChangeError> {
+        say("downloading the package lists");
+        let repositories = self.listed().await?;
+        let packages = self.located(&repositories).await?;
+        let used = used(&repositories, &packages);
+        self.manifest.mirrors = paths(&repositories, &used);
+        let at: BTreeMap<usize, Utf8PathBuf> = (used.iter().copied())
+            .zip(
+                self.manifest
+                    .mirrors
+                    .iter()
+                    .map(|mirror| mirror.path.clone()),
+            )
+            .collect();
+        let lists = (used.iter()).flat_map(|index| {
+            let directory = &at[index];
+            (repositories[*index].lists.iter()).map(move |list| (directory.join(&list.path), list))
+        });
+        let lists: Vec<_> = lists.collect();
+        let listed: Vec<&Download> = (lists.iter())
+            .filter_map(|(_, list)| match &list.origin {
+                ListOrigin::At(download) => Some(download),
+                ListOrigin::Downloaded(_) => None,
+            })
+            .collect();
+        let wanted: Vec<&Download> = packages.iter().map(|package| &package.download).collect();
+        self.check_space(listed.iter().chain(&wanted).copied())?;
+        self.fetch(&listed, "lists-again").await?;
+        for (path, list) in &lists {
+            match &list.origin {
+                ListOrigin::Downloaded(from) => self.place(from, path, None)?,
+                ListOrigin::At(download) => self.take(download, "lists-again", path)?,
+            }
+        }
+        let size: u64 = wanted.iter().map(|download| download.size).sum();
+        say(&format!(
+            "downloading {} packages ({})",
+            packages.len(),
+            bytes(size)
+        ));
+        self.fetch(&wanted, "packages").await?;
+        for package in &packages {
+            let path = at[&package.repository].join(&package.path);
+            self.take(&package.download, "packages", &path)?;
+            self.manifest.packages.push(BundledPackage {
+                name: package.name.clone(),
+                version: package.version.clone(),
+                path,
+            });
+        }
+        self.keys().await?;
+        self.modules(say).await?;
+        let program = self.files.read(self.recipe.program)?.ok_or_else(|| {
+            ChangeError::new(
+                "file",
+                format!(
+                    "read the program `{}`: it does not exist",
+                    self.recipe.program
+                ),
+            )
+        })?;
+        self.write(PROGRAM.into(), &program, 0o755)?;
+        self.write(LOCK.into(), self.recipe.lock.as_bytes(), 0o644)?;
+        self.finish()
+    }
+
+    /// Runs a command of the package manager with separate lists and caches.
+    async fn tool(&self, what: &str, cmd: &Cmd) -> Result<String, ChangeError> {
+        let cmd = self.mirrors.separately(cmd, &self.state);
+        let output = self.host.exec.run(&cmd, &mut |_, _| {}).await;
+        let output = output.and_then(|output| output.success(&cmd));
+        output.map(|output| output.stdout).map_err(|source| {
+            ChangeError::tool(format!("{what} for the bundle"), source).advice(
+                "correct the sources and the network of this machine, then run the command again",
+            )
+        })
+    }
+
+    /// Downloads the lists of all configured repositories.
+    async fn listed(&self) -> Result<Vec<ListedRepository>, ChangeError> {
+        let (settings, directories) = self.mirrors.separate(&self.state);
+        for directory in directories {
+            self.files.create_directory(&directory, 0o755)?;
+        }
+        for (path, text) in settings {
+            self.files.write(&path, text.as_bytes(), 0o644)?;
+        }
+        let refresh = self.backend.refresh(&self.recipe.settings, false);
+        self.tool("download the package lists", &refresh).await?;
+        let output = match self.mirrors.list() {
+            Some(query) => self.tool("list the repositories", query.cmd()).await?,
+            None => String::new(),
+        };
+        Ok(self.mirrors.listed(self.files, &self.state, &output)?)
+    }
+
+    /// Returns the locations of all packages.
+    async fn located(
+        &self,
+        repositories: &[ListedRepository],
+    ) -> Result<Vec<ListedPackage>, ChangeError> {
+        let packages: Vec<(String, String)> = (self.recipe.packages.iter())
+            .map(|(name, version)| (name.clone(), version.clone()))
+            .collect();
+        for (from, to) in self.mirrors.copies(&self.state, repositories) {
+            let content = self.files.read(&from)?.unwrap_or_default();
+            self.files.write(&to, &content, 0o644)?;
+        }
+        let mut output = String::new();
+        for query in (self.mirrors).locate(&packages, &self.state, repositories) {
+            let cmd = self.mirrors.separately(query.cmd(), &self.state);
+            let ran = self.host.exec.run(&cmd, &mut |_, _| {}).await;
+            let ran = ran.map_err(|source| {
+                ChangeError::tool("locate the packages for the bundle", source)
+            })?;
+            output.push_str(&ran.stdout);
+            output.push('\n');
+        }
+        let located = (self.mirrors).located(&output, &self.state, repositories);
+        let missing: Vec<String> = (packages.iter())
+            .filter(|(name, version)| {
+                !located.iter().any(|one| {
+                    one.name == self.backend.bare_name(name)
+                        && self.backend.compare(&one.version, version).is_eq()
+                })
+            })
+            .map(|(name, version)| format!("{name} {version}"))
+            .collect();
+        if missing.is_empty() {
+            return Ok(located);
+        }
+        let what = format!(
+            "create the bundle: no source of this machine offers {}",
+            missing.join(", ")
+        );
+        Err(ChangeError::blocked("bundle-incomplete", what).advice(LOCK_REMEDY))
+    }
+
+    /// Fails before the download if there is not enough space.
+    fn check_space<'d>(
+        &self,
+        downloads: impl Iterator<Item = &'d Download>,
+    ) -> Result<(), ChangeError> {
+        let sizes: Vec<u64> = downloads.map(|download| download.size).collect();
+        // A file exists twice while it is moved.
+        let largest = sizes.iter().max().copied().unwrap_or_default();
+        let needed = sizes.iter().sum::<u64>() + largest;
+        let free = self.files.free_space(self.recipe.out)?.free;
+        if needed <= free {
+            return Ok(());
+        }
+        let what = format!(
+            "create the bundle: `{}` has {} free, but {} are needed",
+            self.recipe.out,
+            bytes(free),
+            bytes(needed)
+        );
+        Err(ChangeError::blocked("no-disk-space", what)
+            .advice("specify a directory on a larger filesystem"))
+    }
+
+    async fn fetch(&self, downloads: &[&Download], to: &str) -> Result<(), ChangeError> {
+        let to = self.state.join(to);
+        self.files.create_directory(&to, 0o755)?;
+        for cmd in (self.mirrors).fetch(&self.recipe.settings, downloads, &to) {
+            self.tool("download the files", &cmd).await?;
+        }
+        Ok(())
+    }
+
+    /// Moves a downloaded file to its path in the bundle.
+    fn take(&mut self, download: &Download, from: &str, to: &Utf8Path) -> Result<(), ChangeError> {
+        if self.manifest.files.contains_key(to) {
+            return Ok(());
+        }
+        let from = self.state.join(from).join(&download.file);
+        self.place(&from, to, download.sha256.as_deref())?;
+        self.files.remove(&from)?;
+        Ok(())
+    }
+
+    /// Copies a file to its path in the bundle. A download from a local repository is a symlink.
+    fn place(
+        &mut self,
+        from: &Utf8Path,
+        to: &Utf8Path,
+        sha256_expected: Option<&str>,
+    ) -> Result<(), ChangeError> {
+        let failed = |why: &str| {
+            ChangeError::new(
+                "bundle-download",
+                format!("create the bundle: `{to}` {why}"),
+            )
+            .advice("run the command again; a mirror may have been updated at the same time")
+        };
+        let content = (self.files.read(from)?).ok_or_else(|| failed("was not downloaded"))?;
+        if sha256_expected.is_some_and(|expected| *expected != sha256(&content)) {
+            return Err(failed("has another SHA-256 than its repository lists"));
+        }
+        self.write(to, &content, 0o644)
+    }
+
+    fn write(&mut self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), ChangeError> {
+        self.files
+            .write(&self.recipe.out.join(path), content, mode)?;
+        let file = BundledFile {
+            size: content.len() as u64,
+            sha256: sha256(content),
+        };
+        self.manifest.files.insert(path.to_owned(), file);
+        Ok(())
+    }
+
+    /// Downloads the keys that a run with these settings downloads, and verifies their fingerprints.
+    async fn keys(&mut self) -> Result<(), ChangeError> {
+        for repository in self.recipe.repositories {
+            let (None, Some(url)) = (&repository.keyring, &repository.key_url) else {
+                continue;
+            };
+            let name = &repository.name;
+            let key = self.host.http.get(url, KEY_LIMIT).await.map_err(|source| {
+                ChangeError::new(
+                    "key-fetch",
+                    format!("download the key of repository `{name}` for the bundle"),
+                )
+                .caused_by(source)
+            })?;
+            if evaluate(repository, &key) != Keyring::Accepted
+                && !has_accepted_key(repository, &key)
+            {
+                let what = format!(
+                    "create the bundle: `{url}` does not contain a key of repository `{name}` ({})",
+                    repository.fingerprints.join(" or ")
+                );
+                return Err(ChangeError::blocked("key-mismatch", what).advice(
+                    "ask the repository's vendor for the correct fingerprint, but not over this network",
+                ));
+            }
+            let path = Utf8PathBuf::from(format!("keys/{name}"));
+            self.write(&path, &key, 0o644)?;
+            self.manifest.keys.push(BundledKey {
+                url: url.clone(),
+                path,
+            });
+        }
+        Ok(())
+    }
+
+    /// Copies the archive with prebuilt modules for the kernel of the lock file. Without it, the nodes compile the modules.
+    async fn modules(&mut self, say: &mut (dyn FnMut(&str) + Send)) -> Result<(), ChangeError> {
+        let recipe = self.recipe;
+        let Some(PrebuiltModules { prebuilt, target }) = &recipe.modules else {
+            return Ok(());
+        };
+        let (name, trust) = (target.archive(), prebuilt.trust());
+        let mut whys = Vec::new();
+        for source in &prebuilt.sources {
+            let asked = archive(self.host, source, &name, &trust);
+            let asked = tokio::time::timeout(SOURCE_TIME_LIMIT, asked).await;
+            let asked = asked.unwrap_or_else(|_| {
+                Err(format!(
+                    "it took more than {} s",
+                    SOURCE_TIME_LIMIT.as_secs()
+                ))
+            });
+            match asked {
+                Ok((archive, signature)) => {
+                    let path = Utf8Path::new(MODULES).join(&name);
+                    self.write(&path, &archive, 0o644)?;
+                    if let Some(signature) = signature {
+                        let path = format!("{path}{SIGNATURE}");
+                        self.write(path.as_str().into(), &signature, 0o644)?;
+                    }
+                    return Ok(());
+                }
+                Err(why) => whys.push(format!("{source}: {why}")),
+            }
+        }
+        say(&format!(
+            "the bundle contains no prebuilt modules, so nodes compile them: {}",
+            whys.join("; ")
+        ));
+        Ok(())
+    }
+
+    /// Writes the manifest. It is the last file, so a directory with a manifest is complete.
+    fn finish(&self) -> Result<CreatedBundle, ChangeError> {
+        let text = self.manifest.render().map_err(|why| {
+            ChangeError::bug("write the manifest of the bundle").telling(Some(why))
+        })?;
+        let path = self.recipe.out.join(MANIFEST);
+        self.files.write(&path, text.as_bytes(), 0o644)?;
+        Ok(CreatedBundle {
+            packages: self.manifest.packages.len(),
+            files: self.manifest.files.len(),
+            bytes: self.manifest.bytes(),
+            digest: sha256(text.as_bytes()),
+        })
+    }
+}
+
+/// Returns the indexes of the repositories that the bundle contains. Suites of one repository have the same packages directory, so
+/// the URL of a package does not show its suite. Therefore all suites are used if one is.
+fn used(repositories: &[ListedRepository], packages: &[ListedPackage]) -> BTreeSet<usize> {
+    let place = |at: usize| (&repositories[at].mirror.id, &repositories[at].url);
+    let places: BTreeSet<_> = packages.iter().map(|one| place(one.repository)).collect();
+    (0..repositories.len())
+        .filter(|at| places.contains(&place(*at)))
+        .collect()
+}
+
+/// Returns the used repositories with their directories. Suites of the same repository share one.
+fn paths(repositories: &[ListedRepository], used: &BTreeSet<usize>) -> Vec<Mirror> {
+    let mut places: Vec<(&str, &str)> = Vec::new();
+    (used.iter())
+        .map(|index| {
+            let repository = &repositories[*index];
+            let place = (repository.mirror.id.as_str(), repository.url.as_str());
+            let at = places.iter().position(|one| *one == place);
+            let at = at.unwrap_or_else(|| {
+                places.push(place);
+                places.len() - 1
+            });
+            Mirror {
+                path: format!("mirrors/{at}").into(),
+                ..repository.mirror.clone()
+            }
+        })
+        .collect()
+}

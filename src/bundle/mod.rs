@@ -1,0 +1,330 @@
+//! Bundles: a directory with everything that `install --lock` needs, for machines without internet.
+//!
+//! [`create`] runs on a node with the same system, kernel and settings. The directory contains partial copies of the repositories
+//! with the lists that their vendors signed, the lock file, the keys, the program, and [`MANIFEST`] with the digest of each file.
+//! A run with a bundle uses the configuration of the machine, but its commands read the copies ([`Bundle::redirect`]). The source
+//! files of the machine are not changed, so there is nothing to undo. Packages are verified with the keys of the machine,
+//! and downloaded keys by their fingerprints: a bundle is not trusted more than a download.
+//!
+//! The differences between package managers are in `tools::packages::mirrors`.
+
+pub mod create;
+mod manifest;
+mod redirect;
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+pub use manifest::{BundledFile, BundledKey, BundledPackage, BundledSystem, MANIFEST, Manifest};
+
+use crate::{
+    exit::Exit,
+    host::{
+        FileKind, Files, FilesError, Host, ReadFiles,
+        digest::sha256,
+        trusted::{self, Trusted, refuse_foreign},
+    },
+    tools::packages::{Backend, mirrors::REDIRECTED},
+    work::ChangeError,
+};
+
+/// The lock file in a bundle.
+pub const LOCK: &str = "node.lock";
+
+/// The program in a bundle.
+pub const PROGRAM: &str = "gpu-bootstrap";
+
+/// The largest number of files that an error lists.
+const MOST_LISTED: usize = 10;
+
+/// A bundle whose files exist with their sizes. Digests of packages are verified by [`Bundle::verify`], and by the package
+/// manager.
+#[derive(Debug, Clone)]
+pub struct Bundle {
+    directory: Utf8PathBuf,
+    manifest: Manifest,
+}
+
+impl Bundle {
+    /// Reads the manifest of a bundle.
+    ///
+    /// # Errors
+    /// If there is no manifest, or it is invalid. If root uses the bundle, also if the manifest is writable by non-root users.
+    pub fn read(
+        files: &dyn ReadFiles,
+        directory: &Utf8Path,
+        by_root: bool,
+    ) -> Result<Self, ChangeError> {
+        let path = directory.join(MANIFEST);
+        let text = Trusted::new(files, by_root).read_text(&path)?;
+        let text = text.ok_or_else(|| {
+            unusable(directory, &format!("`{path}` does not exist")).advice(
+                "specify a directory that `gpu-bootstrap bundle create` has written; if it is on another medium, mount it",
+            )
+        })?;
+        let manifest = Manifest::parse(&text).map_err(|why| {
+            unusable(directory, &format!("`{path}`: {why}")).advice(
+                "copy the bundle again, or create it again with this version of gpu-bootstrap",
+            )
+        })?;
+        Ok(Self {
+            directory: directory.to_owned(),
+            manifest,
+        })
+    }
+
+    /// Opens a bundle for a run: reads the manifest, and checks the path, the keys, that all files exist, and that only root can
+    /// change them.
+    ///
+    /// # Errors
+    /// If the bundle cannot be used.
+    pub fn open(
+        files: &dyn ReadFiles,
+        directory: &Utf8Path,
+        by_root: bool,
+    ) -> Result<Self, ChangeError> {
+        let directory = files
+            .resolve(directory)?
+            .unwrap_or_else(|| directory.to_owned());
+        let bundle = Self::read(files, &directory, by_root)?;
+        check_characters(&directory)?;
+        check_access(files, &directory)?;
+        damaged(&directory, &bundle.differences(files, false)?)?;
+        if by_root {
+            bundle.check_owners(files)?;
+        }
+        for key in &bundle.manifest.keys {
+            bundle.content(files, &key.path)?;
+        }
+        Ok(bundle)
+    }
+
+    /// Checks that only root can change the files, because apt installs packages from the directory itself, after it has verified
+    /// them.
+    fn check_owners(&self, files: &dyn ReadFiles) -> Result<(), ChangeError> {
+        let directory = &self.directory;
+        for path in self.manifest.files.keys() {
+            if let Some(why) = trusted::unusable(files, &directory.join(path))? {
+                return Err(unusable(directory, &why).advice(format!(
+                    "copy the bundle as root, or run `chown -R root:root {directory}` and `chmod -R go-w {directory}`, then \
+                     `gpu-bootstrap bundle verify {directory}`"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares all files with the manifest.
+    ///
+    /// # Errors
+    /// If a file cannot be read. Differences are not an error.
+    pub fn verify(&self, files: &dyn ReadFiles) -> Result<Vec<String>, ChangeError> {
+        Ok(self.differences(files, true)?)
+    }
+
+    /// Returns the differences from the manifest: missing and foreign files, links, sizes, and with `reads` digests.
+    fn differences(&self, files: &dyn ReadFiles, reads: bool) -> Result<Vec<String>, FilesError> {
+        let mut differences = Vec::new();
+        let mut rest = vec![self.directory.clone()];
+        while let Some(directory) = rest.pop() {
+            for name in files.list(&directory)? {
+                let at = directory.join(name);
+                let Some(stat) = files.stat(&at)? else {
+                    continue;
+                };
+                let path = at.strip_prefix(&self.directory).unwrap_or(&at);
+                match stat.kind {
+                    FileKind::Directory => rest.push(at),
+                    FileKind::File if path == MANIFEST => {}
+                    FileKind::File => match self.manifest.files.get(path) {
+                        None => differences.push(format!("`{path}` is not in the manifest")),
+                        Some(file) if file.size != stat.size => differences.push(format!(
+                            "`{path}` has {} bytes instead of {}",
+                            stat.size, file.size
+                        )),
+                        Some(file) if reads && self.digest(files, path)? != file.sha256 => {
+                            differences.push(format!("`{path}` has another SHA-256"));
+                        }
+                        Some(_) => {}
+                    },
+                    FileKind::Link(_) => differences.push(format!("`{path}` is a symlink")),
+                    _ => differences.push(format!("`{path}` is not a regular file")),
+                }
+            }
+        }
+        for path in self.manifest.files.keys() {
+            if files.stat(&self.directory.join(path))?.is_none() {
+                differences.push(format!("`{path}` is missing"));
+            }
+        }
+        differences.sort();
+        Ok(differences)
+    }
+
+    fn digest(&self, files: &dyn ReadFiles, path: &Utf8Path) -> Result<String, FilesError> {
+        let content = files.read(&self.directory.join(path))?;
+        Ok(sha256(&content.unwrap_or_default()))
+    }
+
+    /// Returns the content of a file that root uses directly, after its digest was verified.
+    fn content(&self, files: &dyn ReadFiles, path: &Utf8Path) -> Result<Vec<u8>, ChangeError> {
+        let at = self.directory.join(path);
+        let content = files.read(&at)?.unwrap_or_default();
+        let expected = self.manifest.files.get(path).map(|file| &file.sha256);
+        match expected == Some(&sha256(&content)) {
+            true => Ok(content),
+            false => Err(damaged_file(
+                &self.directory,
+                &format!("`{path}` has another SHA-256"),
+            )),
+        }
+    }
+
+    /// Returns the text of the lock file.
+    ///
+    /// # Errors
+    /// If it cannot be read, or differs from the manifest.
+    pub fn lock(&self, files: &dyn ReadFiles) -> Result<String, ChangeError> {
+        let content = self.content(files, LOCK.into())?;
+        String::from_utf8(content)
+            .map_err(|_| damaged_file(&self.directory, &format!("`{LOCK}` is not UTF-8")))
+    }
+
+    /// The contents of the bundle.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The names and versions of the packages.
+    pub fn packages(&self) -> BTreeSet<(String, String)> {
+        let pair = |one: &BundledPackage| (one.name.clone(), one.version.clone());
+        self.manifest.packages.iter().map(pair).collect()
+    }
+
+    /// Redirects a machine to the bundle: commands of the package manager read its repositories, and requests of a key are
+    /// answered with its file.
+    ///
+    /// # Errors
+    /// If the bundle is for another package manager, or the sources cannot be written.
+    pub fn redirect(self, host: &Host, backend: &'static dyn Backend) -> Result<Host, ChangeError> {
+        let other = self.manifest.manager.backend().name();
+        if other != backend.name() {
+            let why = format!(
+                "it contains packages of {other}, and this machine uses {}",
+                backend.name()
+            );
+            return Err(unusable(&self.directory, &why)
+                .advice("create the bundle on a node with the same system"));
+        }
+        let bundle = Arc::new(self);
+        let packages = redirect::BundledPackages::new(host, backend, Arc::clone(&bundle));
+        // The lists of the bundle are in use from now on.
+        packages.write_sources()?;
+        Ok(Host {
+            exec: Arc::new(packages),
+            http: Arc::new(redirect::BundledKeys::new(host, bundle)),
+            ..host.clone()
+        })
+    }
+}
+
+fn unusable(directory: &Utf8Path, why: &str) -> ChangeError {
+    ChangeError::blocked(
+        "bundle-unusable",
+        format!("use the bundle `{directory}`: {why}"),
+    )
+}
+
+fn damaged_file(directory: &Utf8Path, why: &str) -> ChangeError {
+    ChangeError::blocked(
+        "bundle-damaged",
+        format!("use the bundle `{directory}`: {why}"),
+    )
+    .advice(format!(
+        "run `gpu-bootstrap bundle verify {directory}`, and copy the bundle again"
+    ))
+}
+
+/// Returns an error if a bundle differs from its manifest.
+///
+/// # Errors
+/// The first differences.
+fn damaged(directory: &Utf8Path, differences: &[String]) -> Result<(), ChangeError> {
+    if differences.is_empty() {
+        return Ok(());
+    }
+    let mut lines: Vec<String> = differences.iter().take(MOST_LISTED).cloned().collect();
+    if differences.len() > MOST_LISTED {
+        lines.push(format!("and {} more", differences.len() - MOST_LISTED));
+    }
+    let why = "its files differ from the manifest";
+    Err(damaged_file(directory, why).telling(Some(lines.join("\n"))))
+}
+
+/// Checks that the path can be part of a source file and of a setting.
+fn check_characters(directory: &Utf8Path) -> Result<(), ChangeError> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    match directory.as_str().chars().all(is_plain) {
+        true => Ok(()),
+        false => Err(unusable(directory, "the path contains special characters")
+            .advice("use a path that contains only letters, digits, `.`, `_` and `-`")),
+    }
+}
+
+/// Checks that all users can reach the bundle, because a package manager may read it as an unprivileged user.
+fn check_access(files: &dyn ReadFiles, directory: &Utf8Path) -> Result<(), ChangeError> {
+    for at in directory.ancestors() {
+        if files.stat(at)?.is_some_and(|stat| stat.mode & 0o001 == 0) {
+            let why = format!(
+                "`{at}` is not accessible for all users, such as the user that downloads packages"
+            );
+            return Err(unusable(directory, &why).advice(format!(
+                "move the bundle to a directory such as `/srv`, or run `chmod o+x {at}`"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Removes the sources of the bundle of an earlier run, because they show which lists are in use.
+///
+/// # Errors
+/// If a file cannot be removed.
+pub fn forget(files: &dyn Files) -> Result<(), FilesError> {
+    remove_tree(files, Utf8Path::new(REDIRECTED))
+}
+
+/// Removes a directory with its contents. Links are not followed.
+fn remove_tree(files: &dyn Files, directory: &Utf8Path) -> Result<(), FilesError> {
+    if files.stat(directory)?.is_none() {
+        return Ok(());
+    }
+    for name in files.list(directory)? {
+        let path = directory.join(name);
+        match files.stat(&path)?.map(|stat| stat.kind) {
+            Some(FileKind::Directory) => remove_tree(files, &path)?,
+            Some(_) => files.remove(&path)?,
+            None => {}
+        }
+    }
+    files.remove_empty_directory(directory).map(drop)
+}
+
+/// Creates an empty directory that only root can change.
+fn empty_directory(files: &dyn Files, directory: &Utf8Path) -> Result<(), ChangeError> {
+    refuse_foreign(files, directory)?;
+    files.create_directory(directory, 0o755)?;
+    // Another user may have created it in the meantime.
+    refuse_foreign(files, directory)?;
+    if !files.list(directory)?.is_empty() {
+        let what = format!("create the bundle: the directory `{directory}` is not empty");
+        return Err(ChangeError::new("bundle-exists", what)
+            .exiting(Exit::Usage)
+            .advice("specify a new directory, or remove this one first"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,371 @@
+use std::collections::BTreeMap;
+
+use super::{create::Recipe, *};
+use crate::{
+    host::{
+        Cmd, Output,
+        fake::{self, FakeFiles, Fakes, failed, ok},
+    },
+    model::{
+        packages::{Repository, Signed},
+        text::reads_any_text,
+    },
+    tools::{
+        openpgp,
+        packages::{Manager, Settings, mirrors::Mirror},
+    },
+};
+
+const DIRECTORY: &str = "/srv/bundle";
+
+const LIST: &str = "mirrors/0/dists/bookworm/InRelease";
+
+const KEY: &str = "https://vendor.example.org/key";
+
+fn manifest() -> Manifest {
+    let system = BundledSystem {
+        os: "debian".to_owned(),
+        release: "12".to_owned(),
+        arch: "x86_64".to_owned(),
+        kernel: "6.1.0-44-amd64".parse().unwrap(),
+    };
+    Manifest::new("0.1.0", Manager::Apt, system)
+}
+
+/// Writes a bundle with a repository and a key.
+fn bundle(fakes: &Fakes) -> Manifest {
+    let mut manifest = manifest();
+    for (path, content) in [
+        (LOCK, "lock = 1\n"),
+        (LIST, "signed"),
+        ("keys/vendor", "key"),
+    ] {
+        fakes.files.put(&format!("{DIRECTORY}/{path}"), content);
+        let file = BundledFile {
+            size: content.len() as u64,
+            sha256: sha256(content.as_bytes()),
+        };
+        manifest.files.insert(path.into(), file);
+    }
+    manifest.mirrors.push(Mirror {
+        url: "http://deb.debian.org/debian".to_owned(),
+        suite: "bookworm".to_owned(),
+        components: vec!["main".to_owned()],
+        architectures: vec!["amd64".to_owned()],
+        path: "mirrors/0".into(),
+        ..Mirror::default()
+    });
+    manifest.keys.push(BundledKey {
+        url: KEY.to_owned(),
+        path: "keys/vendor".into(),
+    });
+    let text = manifest.render().unwrap();
+    fakes.files.put(&format!("{DIRECTORY}/{MANIFEST}"), text);
+    manifest
+}
+
+fn open(host: &Host) -> Result<Bundle, ChangeError> {
+    Bundle::open(&*host.files, DIRECTORY.into(), true)
+}
+
+#[test]
+fn manifest_is_read_as_written() {
+    let (_, fakes) = fake::host();
+    let manifest = bundle(&fakes);
+    let text = manifest.render().unwrap();
+    assert_eq!(Manifest::parse(&text), Ok(manifest));
+}
+
+#[test]
+fn manifest_with_paths_outside_the_bundle_is_rejected() {
+    let (_, fakes) = fake::host();
+    let text = bundle(&fakes).render().unwrap();
+    for (from, to, said) in rows! {
+        LIST, "../../etc/passwd", "`../../etc/passwd` is not inside the bundle";
+        LIST, "/etc/passwd", "`/etc/passwd` is not inside the bundle";
+        LIST, "mirrors/../../x", "is not inside the bundle";
+        "path = \"mirrors/0\"", "path = \"../..\"", "is not inside the bundle";
+        "path = \"keys/vendor\"", "path = \"keys/other\"", "`keys/other` has no size and digest";
+        "[\"amd64\"]", "[\"amd64\\nTrusted: yes\"]", "contains special characters";
+        "path = \"mirrors/0\"", "path = \"mirrors/0 [trusted=yes]\"", "contains special characters";
+        "bundle = 1", "bundle = 2", "the format of the bundle is 2";
+        "bundle = 1", "bundle = 1\nunknown = 1", "line ";
+        "bundle = 1", "", "the format of the bundle is none";
+    } {
+        let changed = text.replace(from, to);
+        assert_ne!(changed, text, "{from}");
+        let why = Manifest::parse(&changed).unwrap_err();
+        assert!(why.contains(said), "{to}: {why}");
+    }
+}
+
+type Damage = fn(&FakeFiles);
+
+#[test]
+fn differences_from_the_manifest_are_listed() {
+    let damage: [(&str, Damage, bool); 6] = [
+        (
+            "`keys/vendor` has another SHA-256",
+            |files| files.put("/srv/bundle/keys/vendor", "kez"),
+            true,
+        ),
+        (
+            "`keys/vendor` has 5 bytes instead of 3",
+            |files| files.put("/srv/bundle/keys/vendor", "other"),
+            false,
+        ),
+        (
+            "`keys/vendor` is missing",
+            |files| files.take("/srv/bundle/keys/vendor"),
+            false,
+        ),
+        (
+            "`mirrors/0/x.deb` is not in the manifest",
+            |files| files.put("/srv/bundle/mirrors/0/x.deb", ""),
+            false,
+        ),
+        (
+            "`keys/link` is a symlink",
+            |files| files.put_link("/srv/bundle/keys/link", "/etc/shadow"),
+            false,
+        ),
+        (
+            "`keys/pipe` is not a regular file",
+            |files| files.put_other("/srv/bundle/keys/pipe"),
+            false,
+        ),
+    ];
+    for (expected, damage, is_content) in damage {
+        let (host, fakes) = fake::host();
+        bundle(&fakes);
+        let verified = open(&host).unwrap();
+        assert_eq!(verified.verify(&*host.files).unwrap(), [""; 0]);
+        damage(&fakes.files);
+        assert_eq!(verified.verify(&*host.files).unwrap(), [expected]);
+        let error = open(&host).unwrap_err();
+        assert_eq!(error.reason, "bundle-damaged");
+        if !is_content {
+            assert_eq!(error.words.as_deref(), Some(expected));
+        }
+    }
+}
+
+#[test]
+fn unusable_directory_is_rejected() {
+    let (host, fakes) = fake::host();
+    let error = open(&host).unwrap_err();
+    assert!(error.what.contains("does not exist"), "{error}");
+    bundle(&fakes);
+    assert_eq!(
+        open(&host).unwrap().lock(&*host.files).unwrap(),
+        "lock = 1\n"
+    );
+    fakes.files.put_mode(
+        "/srv/bundle/bundle.toml",
+        bundle(&fakes).render().unwrap(),
+        0o666,
+    );
+    assert_eq!(open(&host).unwrap_err().reason, "untrusted-file");
+    bundle(&fakes);
+    fakes.files.own("/srv/bundle/keys/vendor", 1000, 1000);
+    let error = open(&host).unwrap_err();
+    assert!(
+        error
+            .what
+            .contains("`/srv/bundle/keys/vendor` is writable by non-root users"),
+        "{error}"
+    );
+    fakes.files.own("/srv/bundle/keys/vendor", 0, 0);
+    fakes.files.put_link("/srv/a link", DIRECTORY);
+    assert!(Bundle::open(&*host.files, "/srv/a link".into(), true).is_ok());
+    assert!(check_characters("/srv/a bundle".into()).is_err());
+    fakes.files.put_directory("/root/private", 0o700);
+    let error = check_access(&*host.files, "/root/private".into()).unwrap_err();
+    assert!(
+        error.what.contains("`/root/private` is not accessible"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn commands_and_keys_are_redirected() {
+    let (host, fakes) = fake::host();
+    bundle(&fakes);
+    fakes.files.put(
+        "/etc/apt/sources.list",
+        "deb http://deb.debian.org/debian bookworm main\ndeb https://other.example.org/ bookworm main\n",
+    );
+    fakes.exec.on("apt-get", |_, _| ok(""));
+    fakes.exec.on("dpkg", |_, _| ok(""));
+    fakes.http.serve("https://other.example.org/key", "other");
+    let redirected = open(&host).unwrap().redirect(&host, Manager::Apt.backend());
+    let redirected = redirected.unwrap();
+    for (program, is_redirected) in [("apt-get", true), ("dpkg", false)] {
+        let cmd = Cmd::new(program, ["update"]);
+        redirected.exec.run(&cmd, &mut |_, _| {}).await.unwrap();
+        let ran = fakes.exec.log().pop().unwrap();
+        assert_eq!(ran != cmd, is_redirected, "{program}");
+    }
+    let sources = fakes
+        .files
+        .text("/run/gpu-bootstrap/bundle/sources/bundle.sources");
+    assert!(
+        sources.contains("URIs: file:/srv/bundle/mirrors/0\n"),
+        "{sources}"
+    );
+    assert!(!sources.contains("other.example.org"), "{sources}");
+    assert_eq!(redirected.http.get(KEY, 10).await.unwrap(), b"key");
+    let other = redirected
+        .http
+        .get("https://other.example.org/key", 10)
+        .await;
+    assert_eq!(other.unwrap(), b"other");
+    let other = open(&host).unwrap().redirect(&host, Manager::Dnf.backend());
+    assert!(other.is_err_and(|error| error.reason == "bundle-unusable"));
+    forget(&*host.files).unwrap();
+    assert!(!host.files.exists(REDIRECTED.into()).unwrap());
+    assert_eq!(
+        fakes.files.text("/etc/apt/sources.list").lines().count(),
+        2,
+        "the sources of the machine are not changed"
+    );
+}
+
+reads_any_text!("(\\[|\\]|=|\n|\"|bundle = 1|[a-z./-]*|.)*", |text| {
+    Manifest::parse(&text)
+});
+
+const PACKAGE: &str = "a package";
+
+/// The suites of the repository. The URL of a package does not show its suite.
+const SUITES: [&str; 2] = ["bookworm", "bookworm-updates"];
+
+/// Simulates downloads below the state directory.
+fn downloads(fakes: &Fakes) {
+    let digest = sha256(b"lists");
+    fakes.exec.on("apt-get", move |cmd: &Cmd, files: &FakeFiles| -> Output {
+        let state = cmd.env.iter().find(|(key, _)| key == "APT_CONFIG");
+        let state = state.and_then(|(_, path)| path.strip_suffix("/apt.conf")).unwrap();
+        let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
+        if has("update") {
+            for suite in SUITES {
+                let name = format!("deb.debian.org_debian_dists_{suite}_InRelease");
+                let index = format!("SHA256:\n {digest} 5 main/binary-amd64/Packages.xz\n");
+                files.put(&format!("{state}/lists/{name}"), index);
+            }
+            return ok("");
+        }
+        if has("indextargets") {
+            let targets = SUITES.map(|suite| format!(
+                "MetaKey: main/binary-amd64/Packages\n\
+                 URI: http://deb.debian.org/debian/dists/{suite}/main/binary-amd64/Packages\n\
+                 Filename: {state}/lists/deb.debian.org_debian_dists_{suite}_main_binary-amd64_Packages\n\
+                 Architecture: amd64\nComponent: main\nRelease: {suite}\nRepo-URI: http://deb.debian.org/debian/\n"
+            ));
+            return ok(targets.join("\n"));
+        }
+        assert!(has("download") && has("--print-uris"), "{}", cmd.line());
+        match has("runc=1.1.5+ds1-1") {
+            true => ok(format!(
+                "'http://deb.debian.org/debian/pool/r/runc_1.1.5%2bds1-1_amd64.deb' runc_1.1.5+ds1-1_amd64.deb 9 SHA256:{}\n",
+                sha256(PACKAGE.as_bytes())
+            )),
+            false => failed(100, "E: Version '2' for 'runc' was not found"),
+        }
+    });
+    fakes.exec.on("/usr/lib/apt/apt-helper", |cmd, files| {
+        for arg in cmd.args.iter().filter(|arg| arg.starts_with("/srv/")) {
+            let content = if arg.ends_with(".deb") {
+                PACKAGE
+            } else {
+                "lists"
+            };
+            files.put(arg, content);
+        }
+        ok("")
+    });
+}
+
+fn vendor(fingerprint: &str) -> Repository {
+    Repository {
+        name: "vendor".to_owned(),
+        url: "https://vendor.example.org/".to_owned(),
+        suites: vec!["/".to_owned()],
+        components: Vec::new(),
+        architectures: Vec::new(),
+        key_url: Some(KEY.to_owned()),
+        fingerprints: vec![fingerprint.to_owned()],
+        keyring: None,
+        key_files: Vec::new(),
+        priority: None,
+        packages: Vec::new(),
+        signed: Signed::Metadata,
+    }
+}
+
+async fn created(
+    host: &Host,
+    version: &str,
+    repository: Repository,
+) -> Result<create::CreatedBundle, ChangeError> {
+    let recipe = Recipe {
+        out: DIRECTORY.into(),
+        manager: Manager::Apt,
+        settings: Settings::behind_a_proxy(),
+        system: manifest().system,
+        lock: "lock = 1\n",
+        packages: &BTreeMap::from([("runc".to_owned(), version.to_owned())]),
+        repositories: &[repository],
+        modules: None,
+        program: "/usr/bin/gpu-bootstrap".into(),
+    };
+    create::create(host, &recipe, &mut |_| {}).await
+}
+
+#[tokio::test]
+async fn bundle_is_created_and_verified() {
+    let (host, fakes) = fake::host();
+    downloads(&fakes);
+    fakes.files.put("/usr/bin/gpu-bootstrap", "program");
+    let keys = include_bytes!("../../tests/keys/two.asc");
+    fakes.http.serve(KEY, keys.to_vec());
+    let fingerprint = openpgp::parse(keys).unwrap().keys[0].fingerprint.clone();
+    let bundle = created(&host, "1.1.5+ds1-1", vendor(&fingerprint))
+        .await
+        .unwrap();
+    assert_eq!((bundle.packages, bundle.files), (1, 8));
+    let opened = open(&host).unwrap();
+    assert_eq!(opened.verify(&*host.files).unwrap(), [""; 0]);
+    let expected = ("runc".to_owned(), "1.1.5+ds1-1".to_owned());
+    assert_eq!(opened.packages(), BTreeSet::from([expected]));
+    let package = "/srv/bundle/mirrors/0/pool/r/runc_1.1.5+ds1-1_amd64.deb";
+    assert_eq!(fakes.files.text(package), PACKAGE);
+    for suite in SUITES {
+        let list = format!("/srv/bundle/mirrors/0/dists/{suite}/main/binary-amd64/Packages.xz");
+        assert_eq!(fakes.files.text(&list), "lists");
+    }
+    // A directory with files is not changed.
+    let error = created(&host, "1.1.5+ds1-1", vendor(&fingerprint))
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason, "bundle-exists");
+    assert!(open(&host).is_ok());
+}
+
+#[tokio::test]
+async fn failed_creation_leaves_nothing() {
+    for (version, fingerprint, reason) in [
+        ("2", "00", "bundle-incomplete"),
+        ("1.1.5+ds1-1", "00", "key-mismatch"),
+    ] {
+        let (host, fakes) = fake::host();
+        downloads(&fakes);
+        let keys = include_bytes!("../../tests/keys/two.asc");
+        fakes.http.serve(KEY, keys.to_vec());
+        let error = created(&host, version, vendor(fingerprint))
+            .await
+            .unwrap_err();
+        assert_eq!(error.reason, reason, "{error}");
+        assert!(!host.files.exists(DIRECTORY.into()).unwrap());
+    }
+}

@@ -1,0 +1,245 @@
+//! `bundle`: downloads the packages of a lock file for nodes without internet, and verifies such a bundle.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::json;
+
+use super::{
+    Failure,
+    args::{self, BundleCommand, OutputFormat},
+    env::{Console, Env},
+    prepare, print,
+};
+use crate::{
+    bundle::{
+        Bundle, BundledSystem,
+        create::{self, PrebuiltModules, Recipe},
+    },
+    config::{
+        desired::{Desired, PackagePolicy},
+        lock::{Lock, release},
+    },
+    engine,
+    exit::Exit,
+    host::Host,
+    model::text::{bytes, counted},
+    report::messages,
+    tools::{
+        packages::{Package, Settings},
+        prebuilt::BuildTarget,
+    },
+};
+
+pub(super) async fn run(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::BundleArgs,
+) -> Result<Exit, Failure> {
+    match &args.command {
+        BundleCommand::Create(args) => create(host, env, console, args).await,
+        BundleCommand::Verify(args) => verify(host, env, console, args),
+    }
+}
+
+async fn create(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::CreateArgs,
+) -> Result<Exit, Failure> {
+    env.only_root(host, "create a bundle")?;
+    let started = host.clock.monotonic();
+    let out = prepare::absolute(&args.out)?;
+    let image = args::ImageArgs::default();
+    let request = prepare::request(&args.target, &image, false, None)?;
+    let request = prepare::with_lock(host, env, &args.target, request)?;
+    let text = request.lock.clone().unwrap_or_default();
+    let lock = Lock::parse("the lock file", &text)?;
+    let target = prepare::target(host, env, request).await?;
+    console.warn(&target.resolution.warnings);
+    let desired = &target.resolution.desired;
+    console.warn(prepare::without_image(desired).as_slice());
+    // Only a validated node knows which packages its transactions have installed.
+    let ours = engine::validated_node(host).map_or_else(|_| BTreeSet::new(), |node| node.packages);
+    let packages = packages(&lock, desired, &target.database().await?, &ours);
+    let PackagePolicy {
+        manager,
+        lock_timeout_seconds,
+        proxy,
+        no_proxy,
+        ..
+    } = desired.packages.clone();
+    let system = &lock.system;
+    let recipe = Recipe {
+        out: &out,
+        manager,
+        settings: Settings {
+            lock_timeout_seconds,
+            proxy,
+            no_proxy,
+        },
+        system: BundledSystem {
+            os: system.os.clone(),
+            release: system.release.clone(),
+            arch: system.arch.clone(),
+            kernel: system.kernel.clone(),
+        },
+        lock: &text,
+        packages: &packages,
+        repositories: &desired.repositories,
+        modules: modules(&lock, desired),
+        program: &env.exe,
+    };
+    let mut say = |line: &str| console.note(line);
+    let created = create::create(target.host(), &recipe, &mut say).await?;
+    let seconds = host.clock.monotonic().saturating_sub(started).as_secs_f64();
+    match args.output.format {
+        OutputFormat::Json => print::json(
+            &mut console.out,
+            &json!({
+                "directory": out,
+                "packages": created.packages,
+                "files": created.files,
+                "bytes": created.bytes,
+                "seconds": seconds.round(),
+                "manifest-sha256": created.digest,
+            }),
+        )?,
+        OutputFormat::Human => print::show(&mut console.out, |to| {
+            writeln!(
+                to,
+                "The bundle `{out}` has {} ({}, {}), created in {}.",
+                counted(created.packages, "package"),
+                counted(created.files, "file"),
+                bytes(created.bytes),
+                messages::duration(seconds)
+            )?;
+            writeln!(to, "SHA-256 of its manifest: {}", created.digest)?;
+            writeln!(
+                to,
+                "Copy it to a node, then run `gpu-bootstrap install --bundle DIR` there."
+            )
+        })?,
+    }
+    Ok(Exit::Ok)
+}
+
+/// Returns the prebuilt modules for the driver and the kernel of a lock file, if sources are configured.
+fn modules<'d>(lock: &Lock, desired: &'d Desired) -> Option<PrebuiltModules<'d>> {
+    let driver = desired.driver.as_ref()?;
+    let version = lock.driver.as_ref()?.version.as_ref()?;
+    let prebuilt = driver.prebuilt.as_ref()?;
+    let system = &lock.system;
+    (!prebuilt.sources.is_empty()).then_some(PrebuiltModules {
+        prebuilt,
+        target: BuildTarget {
+            distribution: system.os.clone(),
+            kernel: system.kernel.clone(),
+            architecture: system.arch.clone(),
+            driver: version.parse().ok()?,
+            flavor: driver.flavor,
+        },
+    })
+}
+
+/// Returns the packages of a bundle: the packages of the lock file, and packages for its kernel. A lock file does not contain
+/// packages of which several versions can be installed.
+fn packages(
+    lock: &Lock,
+    desired: &Desired,
+    database: &[Package],
+    ours: &BTreeSet<String>,
+) -> BTreeMap<String, String> {
+    let backend = desired.packages.manager.backend();
+    let mut packages: BTreeMap<String, String> = (lock.all())
+        .map(|(name, version)| (name.clone(), version.clone()))
+        .collect();
+    let groups = desired.package_groups();
+    let specs: Vec<_> = (groups.iter())
+        .flat_map(|(_, specs)| specs.iter())
+        .filter(|spec| backend.has_several_versions(&spec.name))
+        .collect();
+    let kernel = release(&lock.system.kernel, &lock.system.arch);
+    let of_kernel = (database.iter())
+        .filter(|package| package.is_installed() && backend.has_several_versions(&package.name))
+        .filter(|package| package.version.contains(kernel))
+        .filter(|package| {
+            ours.contains(&package.id) || specs.iter().any(|spec| spec.name == package.name)
+        });
+    for package in of_kernel {
+        packages.insert(package.name.clone(), package.version.clone());
+    }
+    for spec in specs {
+        if let (Some(version), false) = (&spec.version, packages.contains_key(&spec.name))
+            && version.contains(kernel)
+        {
+            let version = version.trim_end_matches('*').to_owned();
+            packages.insert(spec.name.clone(), version);
+        }
+    }
+    packages
+}
+
+fn verify(
+    host: &Host,
+    env: &Env,
+    console: &mut Console<'_>,
+    args: &args::VerifyArgs,
+) -> Result<Exit, Failure> {
+    let directory = prepare::absolute(&args.directory)?;
+    let files = &*host.files;
+    let bundle = Bundle::read(files, &directory, env.root)?;
+    let differences = bundle.verify(files)?;
+    let manifest = bundle.manifest();
+    let system = &manifest.system;
+    match args.output.format {
+        OutputFormat::Json => {
+            print::json(
+                &mut console.out,
+                &json!({
+                    "directory": directory,
+                    "system": system,
+                    "packages": manifest.packages.len(),
+                    "files": manifest.files.len(),
+                    "bytes": manifest.bytes(),
+                    "differences": differences,
+                }),
+            )?;
+        }
+        OutputFormat::Human if differences.is_empty() => {
+            print::show(&mut console.out, |to| {
+                writeln!(
+                    to,
+                    "The bundle `{directory}` is complete: {} for {} {}, {}, kernel {} ({}).",
+                    counted(manifest.packages.len(), "package"),
+                    system.os,
+                    system.release,
+                    system.arch,
+                    system.kernel,
+                    bytes(manifest.bytes())
+                )
+            })?;
+        }
+        OutputFormat::Human => {
+            print::show(&mut console.out, |to| {
+                (differences.iter()).try_for_each(|difference| writeln!(to, "{difference}"))
+            })?;
+            let message = format!(
+                "failed to verify the bundle `{directory}`: {} from its manifest",
+                counted(differences.len(), "difference")
+            );
+            let hint = "copy the bundle again";
+            return Err(Failure::new(
+                Exit::Blocked,
+                "bundle-damaged",
+                &message,
+                Some(hint),
+            ));
+        }
+    }
+    Ok(match differences.is_empty() {
+        true => Exit::Ok,
+        false => Exit::Blocked,
+    })
+}

@@ -1,0 +1,417 @@
+//! Partial copies of dnf repositories: the complete metadata of the vendor, with its signature if it is verified, and some
+//! packages. Packages are verified by their own signatures, with the keys of the machine.
+//!
+//! dnf downloads metadata without changes, so the files in a cache directory are those of the vendor. Their names are in
+//! `repomd.xml`. Packages of repositories with `file://` URLs are read in place, without a copy in the cache, also with
+//! `--cacheonly`. A package with another digest is rejected by `--downloadonly`. Tested with dnf 4.14 and 4.23.
+//!
+//! The path of a package in its repository is only printed as part of a URL (`repoquery --location`), and the URL of a mirror is
+//! unknown. Therefore the metadata is copied, and the query reads the copies.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{Dnf, commands, offers, sources};
+use crate::{
+    host::{Cmd, FileKind, FilesError, Query, ReadFiles},
+    tools::packages::{
+        Settings, SourceEntry, Sources as _,
+        mirrors::{
+            Download, ListFile, ListOrigin, ListedPackage, ListedRepository, Mirror, Mirrors,
+            REDIRECTED, inner,
+        },
+    },
+};
+
+/// Do not use the chunked form of metadata, because it needs requests of parts of files.
+const WHOLE_FILES: &str = "--setopt=zchunk=0";
+
+/// One line per package.
+const FORMAT: &str =
+    "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\t%{repoid}\\t%{downloadsize}\\n";
+
+/// The directory in the state directory with a copy of the metadata of each repository. The cache directory itself is not used as
+/// a repository, because dnf would also read the list of mirrors in it.
+const COPIES: &str = "located";
+
+/// Options that are replaced.
+const ADDRESSES: [&str; 4] = ["baseurl", "mirrorlist", "metalink", "enabled"];
+
+/// The partial mirrors of dnf.
+#[derive(Debug)]
+pub(super) struct DnfMirrors;
+
+/// Adds options to a `dnf` command.
+fn with_options(cmd: &Cmd, options: [String; 2]) -> Option<Cmd> {
+    (cmd.program == "dnf").then(|| {
+        let mut cmd = cmd.clone();
+        drop(cmd.args.splice(0..0, options));
+        cmd
+    })
+}
+
+/// The directory with the copy of the metadata of a repository.
+fn copy(state: &Utf8Path, at: usize) -> Utf8PathBuf {
+    state.join(COPIES).join(at.to_string())
+}
+
+/// Returns the sections of a repository file with new locations. `baseurl` returns the new URL of a repository, or `None` to omit
+/// it.
+fn relocated(text: &str, baseurl: impl Fn(&str) -> Option<String>) -> String {
+    let mut relocated = String::new();
+    let (mut is_kept, mut skips) = (false, false);
+    for line in text.lines().map(str::trim_end) {
+        let id = line
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'));
+        if let Some(id) = id {
+            let url = baseurl(id);
+            is_kept = url.is_some();
+            skips = false;
+            if let Some(url) = url {
+                relocated.push_str(&format!("[{id}]\nenabled=1\nbaseurl={url}\n"));
+            }
+            continue;
+        }
+        // A line that starts with a space continues the previous option.
+        if !line.starts_with([' ', '\t']) {
+            let key = line.split('=').next().unwrap_or_default().trim();
+            skips = ADDRESSES.contains(&key);
+        }
+        if is_kept && !skips && !line.is_empty() && !line.starts_with(['#', ';']) {
+            relocated.push_str(line);
+            relocated.push('\n');
+        }
+    }
+    relocated
+}
+
+impl Mirrors for DnfMirrors {
+    fn separate(&self, state: &Utf8Path) -> (Vec<(Utf8PathBuf, String)>, Vec<Utf8PathBuf>) {
+        (Vec::new(), vec![state.join("cache")])
+    }
+
+    fn separately(&self, cmd: &Cmd, state: &Utf8Path) -> Cmd {
+        let options = [
+            format!("--setopt=cachedir={state}/cache"),
+            WHOLE_FILES.to_owned(),
+        ];
+        with_options(cmd, options).unwrap_or_else(|| cmd.clone())
+    }
+
+    /// The cache directory of a repository is `ID-HASH`, and its metadata is in `repodata`.
+    fn listed(
+        &self,
+        files: &dyn ReadFiles,
+        state: &Utf8Path,
+        _output: &str,
+    ) -> Result<Vec<ListedRepository>, FilesError> {
+        let cache = state.join("cache");
+        let names = files.list(&cache)?;
+        let mut found = Vec::new();
+        for entry in Dnf.entries(files)? {
+            let Some(id) = entry.id.filter(|_| entry.enabled) else {
+                continue;
+            };
+            let is_of = |name: &&String| {
+                let hash = name
+                    .strip_prefix(id.as_str())
+                    .and_then(|rest| rest.strip_prefix('-'));
+                hash.is_some_and(|hash| {
+                    hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
+                })
+            };
+            let Some(directory) = names.iter().find(is_of) else {
+                continue;
+            };
+            let directory = cache.join(directory).join("repodata");
+            let mut lists = Vec::new();
+            for name in files.list(&directory)? {
+                let path = directory.join(&name);
+                if files
+                    .stat(&path)?
+                    .is_some_and(|stat| stat.kind == FileKind::File)
+                {
+                    lists.push(ListFile {
+                        path: Utf8Path::new("repodata").join(name),
+                        origin: ListOrigin::Downloaded(path),
+                    });
+                }
+            }
+            if lists.iter().any(|one| one.path == "repodata/repomd.xml") {
+                found.push(ListedRepository {
+                    mirror: Mirror {
+                        id,
+                        ..Mirror::default()
+                    },
+                    url: entry.uri,
+                    lists,
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    fn copies(
+        &self,
+        state: &Utf8Path,
+        repositories: &[ListedRepository],
+    ) -> Vec<(Utf8PathBuf, Utf8PathBuf)> {
+        let copies = (repositories.iter().enumerate()).flat_map(|(at, repository)| {
+            (repository.lists.iter()).filter_map(move |list| match &list.origin {
+                ListOrigin::Downloaded(from) => {
+                    Some((from.clone(), copy(state, at).join(&list.path)))
+                }
+                ListOrigin::At(_) => None,
+            })
+        });
+        copies.collect()
+    }
+
+    /// The first query prints everything except the paths, the second one only the paths.
+    fn locate(
+        &self,
+        packages: &[(String, String)],
+        state: &Utf8Path,
+        repositories: &[ListedRepository],
+    ) -> Vec<Query> {
+        let names: Vec<String> = (packages.iter())
+            .map(|(name, version)| format!("{name}-{version}"))
+            .collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let copies = (repositories.iter().enumerate())
+            .map(|(at, one)| (one.mirror.id.as_str(), copy(state, at)))
+            .collect::<Vec<_>>();
+        vec![
+            commands::repoquery(&[commands::ALL_STREAMS], FORMAT, &names),
+            commands::locations(&state.join(COPIES), &copies, &names),
+        ]
+    }
+
+    fn located(
+        &self,
+        output: &str,
+        state: &Utf8Path,
+        repositories: &[ListedRepository],
+    ) -> Vec<ListedPackage> {
+        let copies = format!("file://{}/", state.join(COPIES));
+        let paths: BTreeMap<(usize, String), Utf8PathBuf> = (output.lines())
+            .filter_map(|line| {
+                let (at, path) = line.strip_prefix(&copies)?.split_once('/')?;
+                let path = inner(path)?;
+                Some(((at.parse().ok()?, path.file_name()?.to_owned()), path))
+            })
+            .collect();
+        let mut found: Vec<ListedPackage> = Vec::new();
+        for line in output.lines() {
+            let fields: Vec<&str> = line.split('\t').collect();
+            let [name, version, architecture, id, size] = fields[..] else {
+                continue;
+            };
+            let version = version.strip_prefix("0:").unwrap_or(version);
+            let without_epoch = version
+                .split_once(':')
+                .map_or(version, |(_, version)| version);
+            let Some(repository) = repositories.iter().position(|one| one.mirror.id == id) else {
+                continue;
+            };
+            let file = format!("{name}-{without_epoch}.{architecture}.rpm");
+            let Some(path) = paths.get(&(repository, file.clone())) else {
+                continue;
+            };
+            let is_known = |one: &ListedPackage| one.name == name && one.version == version;
+            // Several repositories may have the same package.
+            if offers::NOT_NATIVE.contains(&architecture) || found.iter().any(is_known) {
+                continue;
+            }
+            found.push(ListedPackage {
+                name: name.to_owned(),
+                version: version.to_owned(),
+                repository,
+                path: path.clone(),
+                download: Download {
+                    from: format!("{name}-{version}.{architecture}"),
+                    file,
+                    sha256: None,
+                    size: size.parse().unwrap_or_default(),
+                },
+            });
+        }
+        found
+    }
+
+    /// The command is a plugin of the package `dnf-plugins-core`. It verifies the digests in the metadata. Signatures are verified
+    /// by the installation.
+    fn fetch(&self, settings: &Settings, downloads: &[&Download], to: &Utf8Path) -> Vec<Cmd> {
+        if downloads.is_empty() {
+            return Vec::new();
+        }
+        let destination = format!("--destdir={to}");
+        let mut words = vec![
+            commands::ALL_STREAMS,
+            "download",
+            destination.as_str(),
+            "--",
+        ];
+        words.extend(downloads.iter().map(|one| one.from.as_str()));
+        let cmd = commands::with_metadata(settings, &words);
+        vec![
+            cmd.deadline(Duration::from_secs(2 * 60 * 60))
+                .silence(Duration::from_secs(600)),
+        ]
+    }
+
+    fn sources(
+        &self,
+        files: &dyn ReadFiles,
+        bundle: &Utf8Path,
+        mirrors: &[Mirror],
+    ) -> Result<Vec<(Utf8PathBuf, String)>, FilesError> {
+        let entries = Dnf.entries(files)?;
+        let url = |id: &str| {
+            let is_enabled = |one: &&SourceEntry| one.enabled && one.id.as_deref() == Some(id);
+            entries.iter().find(is_enabled)?;
+            let mirror = mirrors.iter().find(|mirror| mirror.id == id)?;
+            Some(format!("file://{}", bundle.join(&mirror.path)))
+        };
+        let mut text = String::new();
+        for (_, own) in sources::texts(files)? {
+            text.push_str(&relocated(&own, url));
+        }
+        Ok(vec![(
+            format!("{REDIRECTED}/sources/bundle.repo").into(),
+            text,
+        )])
+    }
+
+    fn redirected(&self, cmd: &Cmd) -> Option<Cmd> {
+        let options = [
+            format!("--setopt=reposdir={REDIRECTED}/sources"),
+            WHOLE_FILES.to_owned(),
+        ];
+        with_options(cmd, options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{host::fake, model::text::reads_any_text};
+
+    const STATE: &str = "/srv/bundle/.state";
+
+    const REPOSITORIES: &str = "\
+[baseos]
+name=AlmaLinux $releasever - BaseOS
+mirrorlist=https://mirrors.example.org/baseos
+# baseurl=https://repo.example.org/baseos
+enabled=1
+gpgcheck=1
+gpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-AlmaLinux-9
+[crb]
+mirrorlist=https://mirrors.example.org/crb
+enabled=0
+gpgcheck=1
+[vendor]
+baseurl=https://vendor.example.org/a
+  https://vendor.example.org/b
+repo_gpgcheck=1
+";
+
+    fn listed() -> Vec<ListedRepository> {
+        let (host, fakes) = fake::host();
+        fakes.files.put("/etc/yum.repos.d/a.repo", REPOSITORIES);
+        let cache = format!("{STATE}/cache/baseos-0123456789abcdef");
+        for name in ["repomd.xml", "00-primary.xml.gz"] {
+            fakes.files.put(&format!("{cache}/repodata/{name}"), name);
+        }
+        fakes.files.put(&format!("{cache}/mirrorlist"), "x");
+        DnfMirrors.listed(&*host.files, STATE.into(), "").unwrap()
+    }
+
+    #[test]
+    fn metadata_is_copied_from_the_cache() {
+        let found = listed();
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].mirror.id, "baseos");
+        let paths: Vec<&str> = found[0].lists.iter().map(|one| one.path.as_str()).collect();
+        assert_eq!(paths, ["repodata/00-primary.xml.gz", "repodata/repomd.xml"]);
+    }
+
+    #[test]
+    fn packages_are_located_in_their_repositories() {
+        let output = "runc\t4:1.2-1.el9\tx86_64\tbaseos\t12\n\
+                      gcc\t0:11-1\ti686\tbaseos\t12\n\n\
+                      gcc\t0:11-1\tx86_64\tbaseos\t12\n\
+                      gcc\t0:11-1\tx86_64\tother\t12\n\
+                      tini\t0:1-1\tx86_64\tbaseos\t12\n\
+                      file:///srv/bundle/.state/located/0/Packages/runc-1.2-1.el9.x86_64.rpm\n\
+                      file:///srv/bundle/.state/located/0/Packages/gcc-11-1.i686.rpm\n\
+                      file:///srv/bundle/.state/located/0/Packages/g/gcc-11-1.x86_64.rpm\n\
+                      file:///srv/bundle/.state/located/1/Packages/g/gcc-11-1.x86_64.rpm\n\
+                      file:///srv/bundle/.state/located/0/../../tini-1-1.x86_64.rpm\n";
+        let found = DnfMirrors.located(output, STATE.into(), &listed());
+        let names: Vec<&str> = found.iter().map(|one| one.download.from.as_str()).collect();
+        assert_eq!(names, ["runc-4:1.2-1.el9.x86_64", "gcc-11-1.x86_64"]);
+        assert_eq!(found[1].path, "Packages/g/gcc-11-1.x86_64.rpm");
+        assert_eq!(found[1].download.file, "gcc-11-1.x86_64.rpm");
+    }
+
+    /// A list of mirrors next to the metadata would replace the paths with URLs of the mirrors.
+    #[test]
+    fn locations_are_queried_from_copies_of_the_metadata() {
+        let repositories = listed();
+        let copies = DnfMirrors.copies(STATE.into(), &repositories);
+        let to: Vec<&str> = copies.iter().map(|(_, to)| to.as_str()).collect();
+        assert_eq!(
+            to,
+            [
+                "/srv/bundle/.state/located/0/repodata/00-primary.xml.gz",
+                "/srv/bundle/.state/located/0/repodata/repomd.xml"
+            ]
+        );
+        let packages = [("runc".to_owned(), "4:1.2-1.el9".to_owned())];
+        let queries = DnfMirrors.locate(&packages, STATE.into(), &repositories);
+        let args = &queries[1].cmd().args;
+        let repository = "--repofrompath=baseos,file:///srv/bundle/.state/located/0";
+        assert!(args.iter().any(|arg| arg == repository), "{args:?}");
+        assert_eq!(args[args.len() - 2..], ["--", "runc-4:1.2-1.el9"]);
+    }
+
+    #[test]
+    fn repositories_of_the_machine_keep_their_options() {
+        let (host, fakes) = fake::host();
+        fakes.files.put("/etc/yum.repos.d/a.repo", REPOSITORIES);
+        let mirror = |id: &str, path: &str| Mirror {
+            id: id.to_owned(),
+            path: path.into(),
+            ..Mirror::default()
+        };
+        let mirrors = ["baseos", "crb", "vendor"].map(|id| mirror(id, &format!("mirrors/{id}")));
+        let written = DnfMirrors
+            .sources(&*host.files, "/srv/bundle".into(), &mirrors)
+            .unwrap();
+        assert_eq!(
+            written[0].1,
+            "[baseos]\nenabled=1\nbaseurl=file:///srv/bundle/mirrors/baseos\nname=AlmaLinux $releasever - BaseOS\n\
+             gpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-AlmaLinux-9\n\
+             [vendor]\nenabled=1\nbaseurl=file:///srv/bundle/mirrors/vendor\nrepo_gpgcheck=1\n"
+        );
+    }
+
+    #[test]
+    fn only_dnf_is_redirected() {
+        let cmd = DnfMirrors.redirected(&Cmd::new("dnf", ["-y", "install", "a"]));
+        let args = cmd.unwrap().args;
+        assert_eq!(
+            args[0],
+            "--setopt=reposdir=/run/gpu-bootstrap/bundle/sources"
+        );
+        assert_eq!(args[2..], ["-y", "install", "a"]);
+        assert!(DnfMirrors.redirected(&Cmd::new("rpm", ["-qa"])).is_none());
+    }
+
+    reads_any_text!("(\\[|\\]|=|\n| |\t|[a-z./]*|.)*", |text| DnfMirrors
+        .located(&text, STATE.into(), &listed()); relocated(&text, |_| None));
+}
