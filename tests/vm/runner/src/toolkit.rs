@@ -28,7 +28,7 @@ const SOURCE: &str = include_str!("toolkit.rs");
 pub fn build(bed: &Bed, spec: &Toolkit) -> Result<PathBuf> {
     let go = golang::version()?;
     bed.cached("toolkit", &format!("{spec:?} {go} {SOURCE}"), None, |dir| {
-        let module = download(spec)?;
+        let module = download(&spec.module, &spec.version)?;
         let source = dir.join("work/source");
         fs::create_dir_all(&source).context("cannot create a directory")?;
         compile(spec, &source)?;
@@ -48,9 +48,9 @@ pub fn build(bed: &Bed, spec: &Toolkit) -> Result<PathBuf> {
     .map(|dir| dir.join("packages"))
 }
 
-/// The source directory, downloaded by Go, which verifies it with Go's public checksum database.
-fn download(spec: &Toolkit) -> Result<PathBuf> {
-    let module = format!("{}@v{}", spec.module, spec.version);
+/// The source directory of a module, downloaded by Go, which verifies it with Go's public checksum database.
+pub fn download(module: &str, version: &str) -> Result<PathBuf> {
+    let module = format!("{module}@v{version}");
     let done = Cmd::new(["go", "mod", "download", "-json", &module])
         .cwd(Path::new("/"))
         .deadline(Duration::from_secs(300))
