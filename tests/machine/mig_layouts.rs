@@ -23,6 +23,14 @@ const FILES: [(&str, &str); 2] = rows! {
     "/etc/mig/config-default.yaml", include_str!("../mig-parted/config-default.yaml");
 };
 
+/// For GPUs that the driver of Debian 12 does not support.
+const NEWER: &[&str] = &[
+    "--set",
+    "driver.source=nvidia",
+    "--set",
+    "driver.branch=580",
+];
+
 /// The PCI ID, further arguments of `install`, and the profiles with the largest number of instances. Source: NVIDIA Multi-Instance
 /// GPU User Guide, "Supported MIG Profiles".
 const MODELS: [(&str, &[&str], &str); 6] = rows! {
@@ -35,10 +43,9 @@ const MODELS: [(&str, &[&str], &str); 6] = rows! {
     // H100
     "10de:2330", &[], "1g.10gb*7 1g.10gb+me*1 1g.20gb*4 2g.20gb*3 3g.40gb*2 4g.40gb*1 7g.80gb*1";
     // H200
-    "10de:2335", &[], "1g.18gb*7 1g.18gb+me*1 1g.35gb*4 2g.35gb*3 3g.71gb*2 4g.71gb*1 7g.141gb*1";
+    "10de:2335", NEWER, "1g.18gb*7 1g.18gb+me*1 1g.35gb*4 2g.35gb*3 3g.71gb*2 4g.71gb*1 7g.141gb*1";
     // B200
-    "10de:2901", &["--set", "driver.source=nvidia", "--set", "driver.branch=580"],
-        "1g.23gb*7 1g.23gb+me*1 1g.45gb*4 2g.45gb*3 3g.90gb*2 4g.90gb*1 7g.180gb*1";
+    "10de:2901", NEWER, "1g.23gb*7 1g.23gb+me*1 1g.45gb*4 2g.45gb*3 3g.90gb*2 4g.90gb*1 7g.180gb*1";
 };
 
 const GPU: &str = "0000:06:00.0";
