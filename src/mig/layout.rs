@@ -1,6 +1,6 @@
 //! MIG layouts as text: a profile, the layout of one GPU, and the values of the settings `mig.layout` and `mig.models`.
 
-use std::{fmt, str::FromStr};
+use std::{cmp::Reverse, fmt, str::FromStr};
 
 use crate::model::{
     pci::{PciAddress, PciId},
@@ -165,7 +165,7 @@ impl Layout {
                 }),
             }
         }
-        found.sort_by(|one, other| other.profile.cmp(&one.profile));
+        found.sort_by_key(|one| Reverse(one.profile));
         found
     }
 }
