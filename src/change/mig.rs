@@ -14,7 +14,8 @@ use crate::{
     error::one_line,
     host::{Cmd, ExecError, FilesError, Nvml, NvmlDevice, NvmlView},
     mig::{
-        Geometry, GpuLayout, Profile, is_split, is_split_next, layout_of, needs_reset, reset_file,
+        Geometry, GpuInstance, GpuLayout, Profile, is_split, is_split_next, layout_of, needs_reset,
+        reset_file,
     },
     model::{pci::PciAddress, text::shell_word},
     state::{ClientKind, ClientsOf, GpuClient, gpu_clients, in_use_by},
@@ -183,10 +184,7 @@ impl Applier {
             }
             // A reboot destroys all instances, and an interrupted change has created none.
             let is_ours = now.profiles().is_empty() || ours.is_some_and(|ours| ours.layout == now);
-            let has_mig_devices =
-                (before.layout.profiles().iter()).any(|one| one.compute.is_some());
             match is_ours {
-                true if has_mig_devices => endings.push(not_restored(before)),
                 true => wanted.push(before.clone()),
                 false => kept.push(format!("{}={now}", before.gpu)),
             }
@@ -215,19 +213,6 @@ impl Applier {
         });
         Ok(Reverted::of(endings))
     }
-}
-
-/// The result for a GPU whose previous compute instances were smaller than their GPU instances. NVML does not report which of them
-/// shared a GPU instance.
-fn not_restored(before: &GpuLayout) -> Reverted {
-    let GpuLayout { gpu, layout } = before;
-    Reverted::left(
-        format!("the MIG layout of GPU {gpu}, which was `{layout}`"),
-        format!(
-            "compute instances that are smaller than their GPU instance are not restored; create them with \
-             `nvidia-smi mig -i {gpu} -cgi PROFILE` and `nvidia-smi mig -i {gpu} -cci PROFILE`"
-        ),
-    )
 }
 
 /// Sets the layouts of GPUs, and verifies the result. GPUs that already have their layout are not touched.
@@ -379,15 +364,54 @@ async fn create(
     wanted: &GpuLayout,
     sink: &dyn Sink,
 ) -> Result<(), ChangeError> {
-    let cmd = nvidia_smi::create_instances(wanted.gpu, &placed(gpu, wanted)?);
-    if let Err(error) = hands.tool(&creation(wanted), &cmd, sink).await {
-        if let Err(second) = destroy(hands, wanted.gpu, sink).await {
-            note_failure(sink, &second);
+    let placed = placed(gpu, wanted)?;
+    // GPU instances with one compute instance are created together. The order matters if the driver chooses the positions.
+    let has_one = |instance: &Placed| instance.0.compute.is_empty();
+    for group in placed.chunk_by(|one, other| has_one(one) && has_one(other)) {
+        let created = match group {
+            [(instance, start)] if !instance.compute.is_empty() => {
+                create_shared(hands, wanted, (instance, *start), sink).await
+            }
+            _ => {
+                let profiles: Vec<_> = (group.iter())
+                    .map(|(instance, start)| (instance.profile, *start))
+                    .collect();
+                let cmd = nvidia_smi::create_instances(wanted.gpu, &profiles);
+                let created = hands.tool(&creation(wanted), &cmd, sink).await;
+                created.map(drop).map_err(in_use)
+            }
+        };
+        if let Err(error) = created {
+            if let Err(second) = destroy(hands, wanted.gpu, sink).await {
+                note_failure(sink, &second);
+            }
+            return Err(error);
         }
-        return Err(in_use(error));
     }
     Ok(())
 }
+
+/// Creates a GPU instance with compute instances that are smaller.
+async fn create_shared(
+    hands: &Hands,
+    wanted: &GpuLayout,
+    (instance, start): (&GpuInstance, Option<u32>),
+    sink: &dyn Sink,
+) -> Result<(), ChangeError> {
+    let (gpu, what) = (wanted.gpu, creation(wanted));
+    let cmd = nvidia_smi::create_gpu_instance(gpu, instance.profile, start);
+    let output = hands.tool(&what, &cmd, sink).await.map_err(in_use)?;
+    let id = nvidia_smi::created_instance(&output).ok_or_else(|| {
+        let why = "`nvidia-smi` does not report the ID of the new GPU instance";
+        ChangeError::unreadable(what.clone(), why)
+    })?;
+    let cmd = nvidia_smi::create_compute_instances(gpu, id, &instance.compute);
+    let created = hands.tool(&what, &cmd, sink).await;
+    created.map(drop).map_err(in_use)
+}
+
+/// A GPU instance, and its first memory slice.
+type Placed = (GpuInstance, Option<u32>);
 
 fn creation(wanted: &GpuLayout) -> String {
     format!(
@@ -396,25 +420,23 @@ fn creation(wanted: &GpuLayout) -> String {
     )
 }
 
-/// Returns the instances with their positions. If the driver does not report positions, it chooses them, and the largest
+/// Returns the GPU instances with their positions. If the driver does not report positions, it chooses them, and the largest
 /// instances are created first.
-fn placed(
-    gpu: &NvmlDevice,
-    wanted: &GpuLayout,
-) -> Result<Vec<(Profile, Option<u32>)>, ChangeError> {
-    let profiles = wanted.layout.profiles();
+fn placed(gpu: &NvmlDevice, wanted: &GpuLayout) -> Result<Vec<Placed>, ChangeError> {
+    let instances = wanted.layout.gpu_instances();
     let support = gpu.mig_support.as_ref();
     let reported = Geometry::of(None, support);
     // The PCI ID corrects numbers of instances that the driver reports.
     let Some(geometry) = reported.and_then(|_| Geometry::of(gpu.pci_id, support)) else {
-        return Ok(profiles.iter().map(|profile| (*profile, None)).collect());
+        return Ok(instances.into_iter().map(|one| (one, None)).collect());
     };
-    let placed = geometry.place(profiles).map_err(|why| {
+    let profiles: Vec<Profile> = instances.iter().map(|one| one.profile).collect();
+    let placed = geometry.place(&profiles).map_err(|why| {
         ChangeError::blocked("mig-layout", format!("{}: {why}", creation(wanted)))
             .advice(format!("use a layout that fits: {}", geometry.fitting()))
     })?;
-    let instance = |(profile, start)| (profile, Some(start));
-    Ok(placed.into_iter().map(instance).collect())
+    let starts = placed.into_iter().map(|(_, start)| Some(start));
+    Ok(instances.into_iter().zip(starts).collect())
 }
 
 /// Destroys all instances of a GPU in MIG mode.

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use crate::{
     check::{Family, Finding, Subject, Verdict},
     host::{Nvml, NvmlDevice},
-    mig::{self, MigStrategy},
+    mig::{self, MigStrategy, Profile},
     model::{id::Id, text::counted},
     step::StepError,
     steps::MIG_UNIT,
@@ -90,6 +90,12 @@ fn decide(state: &MigState) -> Finding {
             "the MIG strategy `single` needs MIG devices of one profile on all GPUs, so the device plugin offers no GPU".to_owned(),
             "set `cluster.mig-strategy = \"mixed\"`, also for the device plugin, or a `mig.layout` with one profile",
         );
+    }
+    let profiles: Vec<Profile> = (split.iter().flat_map(|gpu| &gpu.mig_devices))
+        .filter_map(|part| part.profile.as_deref()?.parse().ok())
+        .collect();
+    if let Some(fault) = mig::plugin_fault(state.strategy, &profiles) {
+        return fail(fault.why, &fault.remedy);
     }
     if !pending.is_empty() {
         return Finding {
@@ -200,10 +206,11 @@ mod tests {
 
     #[test]
     fn unusable_layouts_are_reported() {
-        use MigStrategy::{None as Without, Single};
+        use MigStrategy::{Mixed, None as Without, Single};
         use Verdict::{Fail, Pass, Skip};
         let one: &[&str] = &["1g.10gb"];
         let two: &[&str] = &["3g.40gb", "1g.10gb"];
+        let small: &[&str] = &["1c.3g.40gb"; 3];
         for (gpus, strategy, verdict, why) in [
             (vec![gpu(0, None)], Without, Skip, "MIG is disabled"),
             (
@@ -229,6 +236,18 @@ mod tests {
                 Single,
                 Fail,
                 "the MIG strategy `single` needs",
+            ),
+            (
+                vec![gpu(0, Some(small))],
+                Single,
+                Pass,
+                "3 MIG devices on 1 GPU",
+            ),
+            (
+                vec![gpu(0, Some(small))],
+                Mixed,
+                Fail,
+                "with `cluster.mig-strategy = \"mixed\"`, the device plugin does not start",
             ),
             (
                 vec![gpu(0, Some(one)), gpu(1, None)],

@@ -56,7 +56,6 @@ pub enum Command {
     /// Write the package versions of this validated node to a lock file, for other nodes
     Lock(LockArgs),
     /// Create or verify a bundle: the packages of a lock file, for nodes without internet
-    #[command(after_long_help = help::of("bundle"))]
     Bundle(BundleArgs),
     /// Show the detected facts
     Facts(FactsArgs),

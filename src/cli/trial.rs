@@ -30,7 +30,7 @@ use crate::{
     exit::Exit,
     facts::{Facts, GpuFact, Kernel, Os, Unknown, switches},
     host::{Host, memory::Tree},
-    mig::{GpuLayout, Layout, LayoutRequest, MigGpu, NoLayout},
+    mig::{GpuLayout, Layout, LayoutRequest, MigGpu, NoLayout, plugin_fault},
     model::{
         fault::Fault,
         pci::PciAddress,
@@ -169,7 +169,13 @@ impl MigPlan {
             names.fold(text, |text, (full, name)| text.replace(&full, name))
         };
         match spec.layout.layouts(None, &gpus) {
-            Ok(layouts) => Ok(Self::Layouts(layouts)),
+            Ok(layouts) => {
+                let profiles = layouts.iter().flat_map(|one| one.layout.profiles());
+                match plugin_fault(desired.device_plugin.mig_strategy, profiles) {
+                    Some(fault) => Err(refused("mig-layout", fault)),
+                    None => Ok(Self::Layouts(layouts)),
+                }
+            }
             Err(NoLayout::Later(gpu)) => Ok(Self::Unknown(format!(
                 "only the driver reports the MIG profiles of {}",
                 without_address(gpu)

@@ -1,6 +1,6 @@
 //! MIG layouts as text: a profile, the layout of one GPU, and the values of the settings `mig.layout` and `mig.models`.
 
-use std::{fmt, str::FromStr};
+use std::{cmp::Reverse, fmt, str::FromStr};
 
 use crate::model::{
     pci::{PciAddress, PciId},
@@ -30,7 +30,8 @@ impl LayoutError {
     }
 }
 
-/// A profile of a GPU instance such as `1g.10gb+me`, or of a compute instance such as `1c.3g.40gb`. Larger profiles are greater.
+/// A profile of a GPU instance such as `1g.10gb+me`, or of a compute instance that is smaller than its GPU instance, such as
+/// `1c.3g.40gb`. Larger profiles are greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Profile {
     /// GPU instance slices.
@@ -62,10 +63,15 @@ impl FromStr for Profile {
             };
             let (slices, rest) = rest.split_once("g.")?;
             let (memory, mark) = rest.split_once("gb")?;
+            let slices = number(slices)?;
+            if compute.is_some_and(|compute| compute > slices) {
+                return None;
+            }
             Some(Self {
-                slices: number(slices)?,
+                slices,
                 memory_gb: number(memory)?,
-                compute,
+                // NVIDIA's tools omit it then: `3c.3g.40gb` is `3g.40gb`.
+                compute: compute.filter(|compute| *compute != slices),
                 mark: MARKS.into_iter().find(|one| *one == mark)?,
             })
         };
@@ -82,11 +88,38 @@ impl fmt::Display for Profile {
     }
 }
 
+impl Profile {
+    /// The profile of the GPU instance.
+    pub const fn of_gpu_instance(self) -> Self {
+        Self {
+            compute: None,
+            ..self
+        }
+    }
+}
+
 as_text!(
     Profile,
     PROFILE,
     r"^([1-9][0-9]*c\.)?[1-9][0-9]*g\.[1-9][0-9]*gb(\+me|\+me\.all|\+gfx|-me)?$"
 );
+
+/// A GPU instance and its compute instances.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuInstance {
+    pub profile: Profile,
+    /// The profiles of compute instances that are smaller than the GPU instance, largest first. Empty if one compute instance has
+    /// all slices.
+    pub compute: Vec<Profile>,
+}
+
+impl GpuInstance {
+    /// Whether another compute instance fits.
+    fn has_room(&self, slices: u32) -> bool {
+        let used: u32 = (self.compute.iter().filter_map(|one| one.compute)).sum();
+        !self.compute.is_empty() && used + slices <= self.profile.slices
+    }
+}
 
 /// The MIG mode and the instances of one GPU. As text: `disabled`, `enabled` (without instances), or profiles such as
 /// `3g.40gb,1g.10gb*2`.
@@ -112,6 +145,28 @@ impl Layout {
     /// The instances, largest first.
     pub fn profiles(&self) -> &[Profile] {
         &self.profiles
+    }
+
+    /// The GPU instances, largest first. Compute instances that are smaller than their GPU instance share as few GPU instances as
+    /// possible, as with NVIDIA's MIG manager (mig-parted, `pkg/mig/config/config.go`).
+    pub fn gpu_instances(&self) -> Vec<GpuInstance> {
+        let mut found: Vec<GpuInstance> = Vec::new();
+        for profile in &self.profiles {
+            let own = profile.of_gpu_instance();
+            let shared = profile.compute.and_then(|slices| {
+                let mut others = found.iter_mut();
+                others.find(|other| other.profile == own && other.has_room(slices))
+            });
+            match shared {
+                Some(other) => other.compute.push(*profile),
+                None => found.push(GpuInstance {
+                    profile: own,
+                    compute: profile.compute.iter().map(|_| *profile).collect(),
+                }),
+            }
+        }
+        found.sort_by_key(|one| Reverse(one.profile));
+        found
     }
 }
 
@@ -305,8 +360,31 @@ mod tests {
             "1g.010gb",
             "1g.10gb ",
             "c.1g.10gb",
+            "4c.3g.40gb",
         ] {
             assert!(wrong.parse::<Profile>().is_err(), "{wrong}");
+        }
+        let whole: Profile = "3c.3g.40gb".parse().unwrap();
+        assert_eq!(whole.to_string(), "3g.40gb");
+    }
+
+    #[test]
+    fn compute_instances_share_gpu_instances() {
+        for (layout, instances) in rows! {
+            "3g.40gb,1g.10gb*2", "3g.40gb[] 1g.10gb[] 1g.10gb[]";
+            "1c.3g.40gb*3,2g.20gb", "3g.40gb[1c.3g.40gb*3] 2g.20gb[]";
+            // Two large ones do not fit into one GPU instance.
+            "2c.3g.40gb*2,1c.3g.40gb*2",
+                "3g.40gb[2c.3g.40gb,1c.3g.40gb] 3g.40gb[2c.3g.40gb,1c.3g.40gb]";
+            // A whole GPU instance is not shared.
+            "3g.40gb,1c.3g.40gb", "3g.40gb[1c.3g.40gb] 3g.40gb[]";
+            "3c.7g.80gb,2c.7g.80gb*2", "7g.80gb[3c.7g.80gb,2c.7g.80gb*2]";
+        } {
+            let layout: Layout = layout.parse().unwrap();
+            let texts: Vec<String> = (layout.gpu_instances().iter())
+                .map(|one| format!("{}[{}]", one.profile, counted(&one.compute)))
+                .collect();
+            assert_eq!(texts.join(" "), instances, "{layout}");
         }
     }
 

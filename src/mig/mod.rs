@@ -14,12 +14,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use geometry::{Geometry, Placed};
-pub use layout::{GpuLayout, Layout, LayoutError, ModelLayout, NamedLayout, Profile};
+pub use layout::{GpuInstance, GpuLayout, Layout, LayoutError, ModelLayout, NamedLayout, Profile};
 pub use request::{LayoutRequest, MigGpu, NoLayout};
 
 use crate::{
     host::{MigDevice, MigShare, NvmlDevice, NvmlView},
-    model::pci::PciAddress,
+    model::{fault::Fault, pci::PciAddress},
     tools::kubernetes::kubectl::{GPUS, MIG_DEVICES},
 };
 
@@ -96,6 +96,31 @@ fn unknown_profile(part: &MigDevice, gpu: &NvmlDevice) -> String {
         "the profile of MIG device {} of GPU {}",
         part.index, gpu.index
     )
+}
+
+/// Returns the reason that the device plugin does not start on a node with these MIG devices: with the strategy `mixed`, it has no
+/// resource for a compute instance that is smaller than its GPU instance. Source: NVIDIA/k8s-device-plugin v0.20.0,
+/// `internal/rm/rm.go`, `AddDefaultResourcesToConfig`, and `internal/rm/device_map.go`, `buildMigDeviceMap`.
+pub fn plugin_fault<'p>(
+    strategy: MigStrategy,
+    profiles: impl IntoIterator<Item = &'p Profile>,
+) -> Option<Fault> {
+    if strategy != MigStrategy::Mixed {
+        return None;
+    }
+    let mut profiles = profiles.into_iter();
+    let profile = profiles.find(|profile| profile.compute.is_some())?;
+    Some(Fault::new(
+        format!(
+            "with `cluster.mig-strategy = \"mixed\"`, the device plugin does not start on a node with `{profile}`, because this compute \
+             instance is smaller than its GPU instance"
+        ),
+        format!(
+            "use `{}` in the MIG layout, or set `cluster.mig-strategy = \"single\"`, also for the device plugin, with one profile on \
+             all GPUs",
+            profile.of_gpu_instance()
+        ),
+    ))
 }
 
 /// A GPU or one of its MIG devices, with its possible names in a CDI specification.

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{
     file::{LayoutFile, Listed},
     geometry::Geometry,
-    layout::{GpuLayout, Layout, ModelLayout, NamedLayout},
+    layout::{GpuLayout, Layout, ModelLayout, NamedLayout, Profile},
 };
 use crate::{
     compat::capability::ComputeCapability,
@@ -244,21 +244,15 @@ fn remedy(geometry: &Geometry) -> String {
 }
 
 fn fits(layout: &Layout, place: &str, gpu: &MigGpu) -> Result<(), NoLayout> {
-    let partial = layout.profiles().iter().find(|one| one.compute.is_some());
-    if let Some(profile) = partial {
-        return Err(Fault::new(
-            format!("{place}: `{profile}` is a compute instance, which gpu-bootstrap does not create"),
-            "use profiles of GPU instances such as `3g.40gb`, and create compute instances with `nvidia-smi mig -cci`",
-        )
-        .into());
-    }
     if layout.profiles().is_empty() {
         return Ok(());
     }
     let Some(geometry) = &gpu.geometry else {
         return Err(NoLayout::Later(gpu.to_string()));
     };
-    geometry.place(layout.profiles()).map(drop).map_err(|why| {
+    let instances = layout.gpu_instances();
+    let profiles: Vec<Profile> = instances.iter().map(|instance| instance.profile).collect();
+    geometry.place(&profiles).map(drop).map_err(|why| {
         Fault::new(
             format!("{place}: `{layout}` does not fit on {gpu}: {why}"),
             remedy(geometry),
@@ -387,13 +381,22 @@ mod tests {
             texts(&request, Some(&text)).unwrap(),
             "0000:06:00.0=disabled 0000:07:00.0=3g.40gb*2"
         );
+        let text = file(
+            "  - {devices: [0], mig-enabled: true, mig-devices: {1c.3g.20gb: 3, 2g.10gb: 1}}\n  \
+             - {devices: [1], mig-enabled: false}\n",
+        );
+        assert_eq!(
+            texts(&request, Some(&text)).unwrap(),
+            "0000:06:00.0=1c.3g.20gb*3,2g.10gb 0000:07:00.0=disabled"
+        );
         for (entry, why) in rows! {
             "  - {devices: [0], mig-enabled: false}\n",
                 "`x` of `/etc/mig.yaml` has no layout for GPU (0000:07:00.0): no entry";
             "  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}\n",
                 "`x` of `/etc/mig.yaml`, line 4, `mig-configs.x`: `1g.5gb*7` does not fit on GPU (0000:07:00.0)";
-            "  - {devices: all, mig-enabled: true, mig-devices: {1c.3g.20gb: 1}}\n",
-                "`1c.3g.20gb` is a compute instance";
+            // Three compute instances fit into each of the two GPU instances.
+            "  - {devices: [0], mig-enabled: true, mig-devices: {1c.3g.20gb: 7}}\n",
+                "`1c.3g.20gb*7` does not fit on GPU (0000:06:00.0): at most 2 `3g.20gb` fit";
         } {
             let fault = fault(texts(&request, Some(&file(entry))));
             assert!(fault.why.contains(why), "{}", fault.why);

@@ -23,7 +23,7 @@ use crate::{
     host::{ExecError, FilesError, Nvml, NvmlDevice, trusted::refuse_foreign},
     mig::{
         Geometry, GpuLayout, Layout, LayoutRequest, MigGpu, NoLayout, is_capable, is_split_next,
-        layout_of, needs_reset, reset_file,
+        layout_of, needs_reset, plugin_fault, reset_file,
     },
     model::{pci::PciAddress, text::counted},
     step::{Assessment, Cx, Step, StepError},
@@ -238,6 +238,10 @@ fn decide(state: &MigState, desired: &Desired) -> Assessment {
     if layouts.is_empty() {
         return Assessment::not_applicable("no GPU supports MIG");
     }
+    let profiles = layouts.iter().flat_map(|one| one.layout.profiles());
+    if let Some(fault) = plugin_fault(desired.device_plugin.mig_strategy, profiles) {
+        return Assessment::blocked(fault.why, fault.remedy);
+    }
     let program = match &state.program {
         Ok(program) => program,
         Err(why) => return program::not_persistent(why, own_file(UNIT).as_str()),
@@ -426,7 +430,7 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::steps::fixtures::desired;
+    use crate::{mig::MigStrategy, steps::fixtures::desired};
 
     fn spec(layout: &str) -> Desired {
         Desired {
@@ -559,6 +563,35 @@ mod tests {
         bare.gpus[0].gpu.supports_mig = Some(true);
         bare.gpus[0].now = Some(Ok((Layout::default(), false)));
         decide(&bare, &spec("all-balanced")).expect_blocked();
+    }
+
+    #[test]
+    fn compute_instances_need_a_device_plugin_that_starts() {
+        let mut want = spec("all-disabled");
+        if let Some(mig) = &mut want.mig {
+            let model = "10de:20b0=1c.3g.20gb*3".parse().unwrap();
+            mig.layout = LayoutRequest::Models(vec![model]);
+        }
+        let now = state(gpu("10de:20b0", "disabled"));
+        for (strategy, starts) in rows! {
+            MigStrategy::None, true;
+            MigStrategy::Single, true;
+            MigStrategy::Mixed, false;
+        } {
+            want.device_plugin.mig_strategy = strategy;
+            let assessment = decide(&now, &want);
+            if starts {
+                let (why, _) = assessment.expect_needs();
+                assert!(why.contains("instead of `1c.3g.20gb*3`"), "{why}");
+            } else {
+                let (why, hint) = assessment.expect_blocked();
+                assert!(
+                    why.contains("does not start on a node with `1c.3g.20gb`"),
+                    "{why}"
+                );
+                assert!(hint.contains("use `3g.20gb`"), "{hint}");
+            }
+        }
     }
 
     #[test]

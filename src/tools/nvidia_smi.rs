@@ -43,13 +43,51 @@ pub fn destroy_gpu_instances(gpu: PciAddress) -> Cmd {
 /// Creates GPU instances, each with a compute instance of its size. With a position, an instance starts at this memory slice.
 pub fn create_instances<P: Display>(gpu: PciAddress, instances: &[(P, Option<u32>)]) -> Cmd {
     let texts: Vec<String> = (instances.iter())
-        .map(|(profile, start)| match start {
-            Some(start) => format!("{profile}:{start}"),
-            None => profile.to_string(),
-        })
+        .map(|(profile, start)| placed(profile, *start))
         .collect();
     let gpu = gpu.to_string();
     change(words(&["mig", "-i", &gpu, "-cgi", &texts.join(","), "-C"]))
+}
+
+/// Creates a GPU instance without a compute instance, see [`created_instance`].
+pub fn create_gpu_instance<P: Display>(gpu: PciAddress, profile: P, start: Option<u32>) -> Cmd {
+    let gpu = gpu.to_string();
+    change(words(&[
+        "mig",
+        "-i",
+        &gpu,
+        "-cgi",
+        &placed(&profile, start),
+    ]))
+}
+
+/// Creates compute instances in the GPU instance with this ID.
+pub fn create_compute_instances<P: Display>(gpu: PciAddress, id: u32, profiles: &[P]) -> Cmd {
+    let texts: Vec<String> = profiles.iter().map(ToString::to_string).collect();
+    let (gpu, id) = (gpu.to_string(), id.to_string());
+    change(words(&[
+        "mig",
+        "-i",
+        &gpu,
+        "-gi",
+        &id,
+        "-cci",
+        &texts.join(","),
+    ]))
+}
+
+fn placed(profile: &impl Display, start: Option<u32>) -> String {
+    match start {
+        Some(start) => format!("{profile}:{start}"),
+        None => profile.to_string(),
+    }
+}
+
+/// Returns the ID of the GPU instance that [`create_gpu_instance`] has created: "Successfully created GPU instance ID  2 on GPU  0
+/// using profile MIG 3g.20gb (ID  9)". Source: NVIDIA Multi-Instance GPU User Guide, "Creating GPU Instances".
+pub fn created_instance(output: &Output) -> Option<u32> {
+    let (_, rest) = output.stdout.split_once("created GPU instance ID")?;
+    rest.split_whitespace().next()?.parse().ok()
 }
 
 /// Resets GPUs together. GPUs that are connected by NVSwitches can only be reset together.
@@ -84,6 +122,24 @@ mod tests {
             reset(&[gpu, other]).line(),
             "nvidia-smi -r -i 0000:18:00.0,0000:2a:00.0"
         );
+    }
+
+    #[test]
+    fn compute_instances_are_created_in_a_gpu_instance() {
+        let gpu = "0000:18:00.0".parse().unwrap();
+        assert_eq!(
+            create_gpu_instance(gpu, "3g.40gb", Some(4)).line(),
+            "nvidia-smi mig -i 0000:18:00.0 -cgi 3g.40gb:4"
+        );
+        assert_eq!(
+            create_compute_instances(gpu, 2, &["2c.3g.40gb", "1c.3g.40gb"]).line(),
+            "nvidia-smi mig -i 0000:18:00.0 -gi 2 -cci 2c.3g.40gb,1c.3g.40gb"
+        );
+        let output = ok(
+            "Successfully created GPU instance ID 13 on GPU  0 using profile MIG 3g.40gb (ID  9)\n",
+        );
+        assert_eq!(created_instance(&output), Some(13));
+        assert_eq!(created_instance(&ok("")), None);
     }
 
     #[test]

@@ -11,7 +11,10 @@ use super::{
     kernel_log, kmod,
     kubernetes::kubectl::PROGRAMS,
     mps, nvidia_smi,
-    packages::{Manager, Mark, Removals, Settings, TransactionRequest, dnf, mirrors::Download},
+    packages::{
+        Manager, Mark, Removals, Settings, TransactionRequest, dnf,
+        mirrors::{Download, ListedRepository, Mirror},
+    },
     prebuilt, selinux, sysctl, systemctl, tar,
 };
 use crate::{
@@ -234,7 +237,16 @@ fn package_commands(value: &str) -> Vec<Cmd> {
             };
             cmds.extend(mirrors.fetch(&settings, &[&download], value.into()));
             queries.extend(mirrors.list());
-            queries.push(mirrors.locate(&[(value.to_owned(), value.to_owned())]));
+            let repository = ListedRepository {
+                mirror: Mirror {
+                    id: "base".to_owned(),
+                    ..Mirror::default()
+                },
+                url: String::new(),
+                lists: Vec::new(),
+            };
+            let package = (value.to_owned(), value.to_owned());
+            queries.extend(mirrors.locate(&[package], Utf8Path::new("/run/state"), &[repository]));
         }
         queries.push(backend.offers(&names));
         queries.push(backend.offers_of_all_streams(&names));

@@ -26,6 +26,7 @@ mod locked;
 mod machine;
 mod maintenance;
 mod mig;
+mod mig_layouts;
 mod mps;
 mod properties;
 mod rollout;

@@ -22,6 +22,8 @@ struct Mig {
     current: bool,
     pending: bool,
     profiles: Vec<Profile>,
+    /// GPU instances without a compute instance of their size. The index is the ID.
+    gpu_instances: Vec<Profile>,
 }
 
 fn directory(address: &str) -> String {
@@ -32,22 +34,38 @@ fn path(address: &str) -> String {
     format!("{}/simulated-mig", directory(address))
 }
 
-/// Parses `1 1 3g.40gb,1g.10gb`: the current mode, the pending mode and the instances, or `-` without instances.
+/// Parses `1 1 3g.40gb,1g.10gb`: the current mode, the pending mode and the instances, or `-` without instances. GPU instances
+/// with smaller compute instances follow: `1 1 1c.3g.40gb,1g.10gb 3g.40gb`.
 fn read(files: &FakeFiles, address: &str) -> Mig {
     let Some(text) = text(files, &path(address)) else {
         return Mig::default();
     };
     let words: Vec<&str> = text.split_whitespace().collect();
-    let [current, pending, profiles] = words[..] else {
-        panic!("{}: {text}", path(address));
+    let (current, pending, profiles, gpu_instances) = match words[..] {
+        [current, pending, profiles] => (current, pending, profiles, "-"),
+        [current, pending, profiles, gpu_instances] => (current, pending, profiles, gpu_instances),
+        _ => panic!("{}: {text}", path(address)),
     };
-    let profiles = profiles.split(',').filter(|name| *name != "-");
     Mig {
         current: current == "1",
         pending: pending == "1",
-        profiles: profiles
-            .map(|name| name.parse().expect("a profile"))
-            .collect(),
+        profiles: parsed(profiles),
+        gpu_instances: parsed(gpu_instances),
+    }
+}
+
+fn parsed(names: &str) -> Vec<Profile> {
+    let names = names.split(',').filter(|name| *name != "-");
+    // A position follows the profile.
+    let names = names.filter_map(|name| name.split(':').next());
+    names.map(|name| name.parse().expect("a profile")).collect()
+}
+
+fn joined(profiles: &[Profile]) -> String {
+    let names: Vec<String> = profiles.iter().map(ToString::to_string).collect();
+    match names.is_empty() {
+        true => "-".to_owned(),
+        false => names.join(","),
     }
 }
 
@@ -56,13 +74,13 @@ fn write(files: &FakeFiles, address: &str, mig: &Mig) {
         files.take(&path(address));
         return;
     }
-    let names: Vec<String> = mig.profiles.iter().map(ToString::to_string).collect();
-    let names = match names.is_empty() {
-        true => "-".to_owned(),
-        false => names.join(","),
-    };
+    let names = joined(&mig.profiles);
     let (current, pending) = (u8::from(mig.current), u8::from(mig.pending));
-    files.put(&path(address), format!("{current} {pending} {names}\n"));
+    let mut line = format!("{current} {pending} {names}");
+    if !mig.gpu_instances.is_empty() {
+        line.push_str(&format!(" {}", joined(&mig.gpu_instances)));
+    }
+    files.put(&path(address), format!("{line}\n"));
 }
 
 /// Ampere keeps its mode and needs a reset to change it.
@@ -120,6 +138,10 @@ pub fn nvidia_smi(cmd: &Cmd, files: &FakeFiles, state: &State) -> Result<Output,
         ["mig", "-i", gpu, "-dci"] => destroy(files, gpu, "compute", false),
         ["mig", "-i", gpu, "-dgi"] => destroy(files, gpu, "GPU", true),
         ["mig", "-i", gpu, "-cgi", profiles, "-C"] => create(files, state, gpu, profiles),
+        ["mig", "-i", gpu, "-cgi", profile] => create_gpu_instance(files, gpu, profile),
+        ["mig", "-i", gpu, "-gi", id, "-cci", profiles] => {
+            create_compute_instances(files, gpu, id, profiles)
+        }
         ["-r", "-i", gpus] => reset(files, state, gpus),
         ["--query"] => {
             return Err(ExecError::NotFound {
@@ -152,7 +174,7 @@ fn set_mode(files: &FakeFiles, gpu: &str, enabled: bool) -> Output {
 
 fn destroy(files: &FakeFiles, gpu: &str, what: &str, last: bool) -> Output {
     let mut mig = read(files, gpu);
-    if mig.profiles.is_empty() {
+    if mig.profiles.is_empty() && mig.gpu_instances.is_empty() {
         return Output {
             stdout: format!("No {what} instances found: Not Found\n"),
             ..failed(6, "")
@@ -160,6 +182,7 @@ fn destroy(files: &FakeFiles, gpu: &str, what: &str, last: bool) -> Output {
     }
     if last {
         mig.profiles.clear();
+        mig.gpu_instances.clear();
         write(files, gpu, &mig);
     }
     ok("")
@@ -168,10 +191,7 @@ fn destroy(files: &FakeFiles, gpu: &str, what: &str, last: bool) -> Output {
 fn create(files: &FakeFiles, state: &State, gpu: &str, profiles: &str) -> Output {
     let mut mig = read(files, gpu);
     assert!(mig.current, "{gpu} is not in MIG mode");
-    let names = profiles.split(',').map(|name| name.split(':').next());
-    let new: Vec<Profile> = names
-        .map(|name| name.and_then(|name| name.parse().ok()).expect("a profile"))
-        .collect();
+    let new = parsed(profiles);
     if state.faults.mig.as_deref() == Some("create") {
         // The first instance was created.
         mig.profiles.extend(new.first());
@@ -182,13 +202,57 @@ fn create(files: &FakeFiles, state: &State, gpu: &str, profiles: &str) -> Output
         );
     }
     mig.profiles.extend(new);
+    match fits(files, gpu, &mig, &[]) {
+        Ok(()) => {
+            write(files, gpu, &mig);
+            ok("")
+        }
+        Err(output) => output,
+    }
+}
+
+/// Fails if the instances, and further GPU instances, do not fit on the GPU.
+fn fits(files: &FakeFiles, gpu: &str, mig: &Mig, further: &[Profile]) -> Result<(), Output> {
     let value = |name: &str| text(files, &format!("{}/{name}", directory(gpu))).unwrap_or_default();
     let id = format!("{}:{}", value("vendor").trim(), value("device").trim());
     let geometry = Geometry::of(id.parse().ok(), None).expect("a model of the table");
-    let whole = Layout::with(mig.profiles.clone());
-    if let Err(why) = geometry.place(whole.profiles()) {
-        return failed(19, format!("Unable to create a GPU instance: {why}\n"));
+    let whole = Layout::with(mig.profiles.clone()).gpu_instances();
+    let mut instances: Vec<Profile> = whole.iter().map(|instance| instance.profile).collect();
+    instances.extend(further);
+    let placed = geometry.place(&instances);
+    placed
+        .map(drop)
+        .map_err(|why| failed(19, format!("Unable to create a GPU instance: {why}\n")))
+}
+
+fn create_gpu_instance(files: &FakeFiles, gpu: &str, profile: &str) -> Output {
+    let mut mig = read(files, gpu);
+    assert!(mig.current, "{gpu} is not in MIG mode");
+    let (id, new) = (mig.gpu_instances.len(), parsed(profile));
+    if let Err(output) = fits(files, gpu, &mig, &new) {
+        return output;
     }
+    mig.gpu_instances.extend(new);
+    write(files, gpu, &mig);
+    ok(format!(
+        "Successfully created GPU instance ID {id:>2} on GPU  0 using profile MIG {profile} (ID  9)\n"
+    ))
+}
+
+fn create_compute_instances(files: &FakeFiles, gpu: &str, id: &str, profiles: &str) -> Output {
+    let mut mig = read(files, gpu);
+    let id: usize = id.parse().expect("an ID");
+    let new = parsed(profiles);
+    let used: u32 = new.iter().filter_map(|profile| profile.compute).sum();
+    let parent = mig.gpu_instances[id];
+    let are_its_own = new
+        .iter()
+        .all(|profile| profile.of_gpu_instance() == parent);
+    assert!(
+        are_its_own && used <= parent.slices,
+        "{profiles} in {parent}"
+    );
+    mig.profiles.extend(new);
     write(files, gpu, &mig);
     ok("")
 }
@@ -216,7 +280,7 @@ fn take_effect(files: &FakeFiles, gpu: &str) {
     let mig = Mig {
         current: pending,
         pending,
-        profiles: Vec::new(),
+        ..Mig::default()
     };
     write(files, gpu, &mig);
 }

@@ -25,6 +25,8 @@ struct Board {
     pending: bool,
     /// Instances, as `PROFILE` or `PROFILE:START`.
     instances: Vec<String>,
+    /// GPU instances without a compute instance of their size. The index is the ID.
+    gpu_instances: Vec<String>,
     /// A part of the command lines that fail.
     fails: Option<&'static str>,
 }
@@ -93,13 +95,30 @@ impl Board {
                     self.current = self.pending;
                 }
             }
-            ["mig", "-i", _, "-dci" | "-dgi"] if self.instances.is_empty() => {
+            ["mig", "-i", _, "-dci" | "-dgi"]
+                if self.instances.is_empty() && self.gpu_instances.is_empty() =>
+            {
                 return failed(6, "No GPU instances found: Not Found\n");
             }
             ["mig", "-i", _, "-dci"] => {}
-            ["mig", "-i", _, "-dgi"] => self.instances.clear(),
+            ["mig", "-i", _, "-dgi"] => {
+                self.instances.clear();
+                self.gpu_instances.clear();
+            }
             ["mig", "-i", _, "-cgi", names, "-C"] => {
-                self.instances = names.split(',').map(str::to_owned).collect();
+                self.instances.extend(names.split(',').map(str::to_owned));
+            }
+            ["mig", "-i", _, "-cgi", name] => {
+                let id = self.gpu_instances.len();
+                self.gpu_instances.push(name.to_owned());
+                return ok(format!(
+                    "Successfully created GPU instance ID {id:>2} on GPU  0 using profile MIG {name} (ID  9)\n"
+                ));
+            }
+            ["mig", "-i", _, "-gi", id, "-cci", names] => {
+                let id: usize = id.parse().expect("an ID");
+                assert!(id < self.gpu_instances.len(), "{line}");
+                self.instances.extend(names.split(',').map(str::to_owned));
             }
             ["-r", "-i", GPU] => {
                 self.current = self.pending;
@@ -509,22 +528,47 @@ async fn client_of_a_gpu_that_is_reset_as_well_blocks_before_the_first_change() 
 }
 
 #[tokio::test]
-async fn smaller_compute_instances_are_not_restored() {
+async fn compute_instances_are_created_and_restored() {
+    const LAYOUT: &str = "2c.3g.40gb,1c.3g.40gb,2g.20gb,1g.10gb*2";
     let machine = TestMachine::new();
-    let before = Board {
+    let board = with_board(&machine, Board::default());
+    let first = machine.apply(&layout(LAYOUT)).await.unwrap();
+    let expected = [
+        "-i 0000:18:00.0 -mig 1",
+        "mig -i 0000:18:00.0 -cgi 3g.40gb:4",
+        "mig -i 0000:18:00.0 -gi 0 -cci 2c.3g.40gb,1c.3g.40gb",
+        "mig -i 0000:18:00.0 -cgi 2g.20gb:0,1g.10gb:2,1g.10gb:3 -C",
+    ];
+    assert_eq!(commands(&machine), expected);
+    let again = machine.apply(&layout(LAYOUT)).await.unwrap();
+    assert!(again.is_nothing());
+    // The undo of the next change restores them.
+    let second = machine.apply(&layout("1g.10gb*7")).await.unwrap();
+    machine.fakes.exec.clear_log();
+    let reverted = machine.revert(&second).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    assert_eq!(commands(&machine)[2..], expected[1..]);
+    let reverted = machine.revert(&first).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    let now = board.lock().unwrap().clone();
+    assert!(!now.current && now.instances.is_empty() && now.gpu_instances.is_empty());
+}
+
+#[tokio::test]
+async fn failed_compute_instance_leaves_no_gpu_instance() {
+    let machine = TestMachine::new();
+    let board = Board {
         current: true,
         pending: true,
-        instances: vec!["1c.3g.40gb".to_owned()],
+        fails: Some("-cci"),
         ..Board::default()
     };
-    let board = with_board(&machine, before);
-    let undo = machine.apply(&layout("1g.10gb*7")).await.unwrap();
-    let Reverted::Left { what, why } = machine.revert(&undo).await else {
-        panic!("restored");
-    };
-    assert!(what.contains("`1c.3g.40gb`"), "{what}");
-    assert!(why.contains("-cci"), "{why}");
-    assert_eq!(board.lock().unwrap().instances.len(), 7);
+    let board = with_board(&machine, board);
+    let error = machine.apply(&layout("1g.10gb,1c.3g.40gb*3")).await;
+    let error = error.unwrap_err();
+    assert!(error.what.contains("`1c.3g.40gb*3,1g.10gb`"), "{error}");
+    let now = board.lock().unwrap().clone();
+    assert!(now.instances.is_empty() && now.gpu_instances.is_empty());
 }
 
 #[tokio::test]

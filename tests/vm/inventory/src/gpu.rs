@@ -144,6 +144,8 @@ tables! {
     Mig {
         /// Whether the GPU supports MIG; the model's value if absent.
         supported: Option<bool> = None,
+        /// Compute slices of the GPU; the model's value if absent.
+        slices: Option<u32> = None,
         enabled: bool = false,
         /// The mode after the next reset; `enabled` if absent.
         pending: Option<bool> = None,
@@ -151,16 +153,23 @@ tables! {
     }
 }
 
+impl Mig {
+    /// Compute slices of the GPU.
+    pub fn slices(&self) -> u32 {
+        self.slices.unwrap_or(7)
+    }
+}
+
 /// `[[gpu.mig.devices]]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct MigDevice {
-    /// For example `1g.10gb`.
+    /// For example `1g.10gb`, or `1c.3g.40gb` for a compute instance that is smaller than its GPU instance.
     pub profile: String,
     /// UUID of the MIG device; computed from the GPU's address if absent.
     #[serde(default)]
     pub uuid: String,
-    /// GPU instance id; 7 plus the position if absent.
+    /// GPU instance id; 7 plus the position if absent. Compute instances may share one.
     pub gpu_instance: Option<u32>,
     /// Compute instance id.
     #[serde(default)]

@@ -279,6 +279,9 @@ fn complete(index: usize, gpu: &mut Gpu) -> Result<(), String> {
     gpu.mig
         .supported
         .get_or_insert(known.is_some_and(|row| row.mig));
+    gpu.mig
+        .slices
+        .get_or_insert(known.map_or(7, |row| row.mig_slices));
     gpu.nvlink
         .links
         .get_or_insert(known.map_or(0, |row| row.links));
@@ -307,7 +310,7 @@ fn complete(index: usize, gpu: &mut Gpu) -> Result<(), String> {
             format!("MIG-00000000-0000-5000-800{position}-{place}")
         });
         part.gpu_instance.get_or_insert(7 + position as u32);
-        mig::profile(&part.profile, gpu.memory_mib)
+        mig::profile(&part.profile, gpu.memory_mib, gpu.mig.slices.unwrap_or(7))
             .ok_or_else(|| format!("`{}` is not a supported MIG profile", part.profile))?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! MIG profiles by name, for GPUs with seven slices.
+//! MIG profiles by name, for GPUs with seven slices such as A100 and with four slices such as A30.
 
 /// A profile in NVML's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -7,82 +7,113 @@ pub struct Profile {
     pub index: u32,
     /// The ID that `nvidia-smi` prints.
     pub id: u32,
-    /// Compute slices.
+    /// Compute slices of the GPU instance.
     pub slices: u32,
-    /// `NVML_COMPUTE_INSTANCE_PROFILE_…`.
-    pub compute: u32,
-    /// Eighths of the memory.
-    pub eighths: u64,
+    /// Compute slices of the compute instance.
+    pub compute_slices: u32,
+    /// Memory slices.
+    pub size: u32,
+    /// The number of instances that fit on a GPU.
+    pub most: u32,
+    /// The first memory slices of the possible placements.
+    pub starts: &'static [u32],
+    /// Memory slices of the GPU.
+    of: u32,
 }
 
-/// Index, id, slices, compute profile and eighths of the memory; ids as on A100 and H100.
-const PROFILES: [(u32, u32, u32, u32, u64); 7] = [
-    (0, 19, 1, 0, 1),
-    (1, 14, 2, 1, 2),
-    (2, 9, 3, 2, 4),
-    (3, 5, 4, 3, 4),
-    (4, 0, 7, 4, 8),
-    (7, 20, 1, 0, 1),
-    (9, 15, 1, 0, 2),
+/// Profiles whose compute instance has all slices: index, ID, slices, memory slices, number and placements.
+type Row = (u32, u32, u32, u32, u32, &'static [u32]);
+
+/// IDs as on A100 and H100.
+const SEVEN_SLICES: [Row; 7] = [
+    (0, 19, 1, 1, 7, &[0, 1, 2, 3, 4, 5, 6]),
+    (1, 14, 2, 2, 3, &[0, 2, 4]),
+    (2, 9, 3, 4, 2, &[0, 4]),
+    (3, 5, 4, 4, 1, &[0]),
+    (4, 0, 7, 8, 1, &[0]),
+    (7, 20, 1, 1, 1, &[0, 1, 2, 3, 4, 5, 6]),
+    (9, 15, 1, 2, 4, &[0, 2, 4, 6]),
 ];
 
-/// The profiles.
-pub fn profiles() -> impl Iterator<Item = Profile> {
-    PROFILES
-        .into_iter()
-        .map(|(index, id, slices, compute, eighths)| Profile {
+/// IDs as on A30.
+const FOUR_SLICES: [Row; 5] = [
+    (0, 14, 1, 1, 4, &[0, 1, 2, 3]),
+    (1, 5, 2, 2, 2, &[0, 2]),
+    (3, 0, 4, 4, 1, &[0]),
+    (7, 21, 1, 1, 1, &[0, 1, 2, 3]),
+    (8, 6, 2, 2, 1, &[0, 2]),
+];
+
+/// Slices of each `NVML_COMPUTE_INSTANCE_PROFILE_…`, whose number is the index. It is also its ID.
+const COMPUTE: [u32; 5] = [1, 2, 3, 4, 7];
+
+/// The profiles of a GPU with this number of slices.
+pub fn profiles(of_gpu: u32) -> impl Iterator<Item = Profile> {
+    let (rows, of): (&[Row], u32) = match of_gpu {
+        4 => (&FOUR_SLICES, 4),
+        _ => (&SEVEN_SLICES, 8),
+    };
+    rows.iter()
+        .map(move |&(index, id, slices, size, most, starts)| Profile {
             index,
             id,
             slices,
-            compute,
-            eighths,
+            compute_slices: slices,
+            size,
+            most,
+            starts,
+            of,
         })
 }
 
-/// `1g.10gb` or `1g.10gb+me` on a GPU of this much memory.
-pub fn profile(name: &str, memory_mib: u64) -> Option<Profile> {
+/// `1g.10gb`, `1g.10gb+me`, or the compute instance `1c.3g.40gb`, on a GPU with this memory and number of slices.
+pub fn profile(name: &str, memory_mib: u64, of_gpu: u32) -> Option<Profile> {
     let (size, media) = match name.strip_suffix("+me") {
         Some(size) => (size, true),
         None => (name, false),
     };
+    let (compute, size) = match size.split_once("c.") {
+        Some((compute, size)) => (Some(compute.parse().ok()?), size),
+        None => (None, size),
+    };
     let (slices, memory) = size.strip_suffix("gb")?.split_once("g.")?;
     let slices: u32 = slices.parse().ok()?;
-    let gib: u64 = memory.parse().ok()?;
-    // `1g` exists with one and with two eighths of the memory.
-    let double = slices == 1 && gib * 16 > (memory_mib >> 10) * 3;
-    profiles().find(|profile| {
+    let gb: u64 = memory.parse().ok()?;
+    let found = profiles(of_gpu).find(|profile| {
         profile.slices == slices
-            && (profile.index == 7) == media
-            && (profile.index == 9) == (double && !media)
+            && [7, 8].contains(&profile.index) == media
+            && profile.memory_gb(memory_mib) == gb
+    })?;
+    let compute_slices = compute.unwrap_or(slices);
+    let fits = COMPUTE.contains(&compute_slices) && compute_slices <= slices;
+    fits.then_some(Profile {
+        compute_slices,
+        ..found
     })
 }
 
 impl Profile {
     /// Memory of an instance on a GPU with this much memory.
     pub fn memory_mib(&self, of_gpu: u64) -> u64 {
-        of_gpu * self.eighths / 8
+        of_gpu * u64::from(self.size) / u64::from(self.of)
     }
 
-    /// The number of instances that fit on a GPU.
-    pub fn most(&self) -> u32 {
-        match self.index {
-            0 => 7,
-            1 => 3,
-            2 => 2,
-            9 => 4,
-            _ => 1,
-        }
+    /// The memory in the name of the profile, half up.
+    fn memory_gb(&self, of_gpu_mib: u64) -> u64 {
+        let of = u64::from(self.of);
+        (of_gpu_mib.div_ceil(1024) * u64::from(self.size) * 2 + of) / (of * 2)
     }
 
-    /// The first memory slices of the possible placements, as on A100.
-    pub fn starts(&self) -> &'static [u32] {
-        match self.index {
-            0 | 7 => &[0, 1, 2, 3, 4, 5, 6],
-            1 => &[0, 2, 4],
-            2 => &[0, 4],
-            9 => &[0, 2, 4, 6],
-            _ => &[0],
-        }
+    /// `NVML_COMPUTE_INSTANCE_PROFILE_…` of the compute instance.
+    pub fn compute(&self) -> u32 {
+        let at = COMPUTE.iter().position(|one| *one == self.compute_slices);
+        at.unwrap_or_default() as u32
+    }
+
+    /// The slices of a compute instance with this `NVML_COMPUTE_INSTANCE_PROFILE_…`, if it fits into the GPU instance.
+    pub fn compute_slices_of(&self, index: u32) -> Option<u32> {
+        let slices = *COMPUTE.get(index as usize)?;
+        (slices <= self.slices).then_some(slices)
     }
 }
 
@@ -92,13 +123,28 @@ mod tests {
 
     #[test]
     fn nvidia_profile_names_are_parsed() {
-        let id = |name| profile(name, 81920).map(|profile| profile.id);
-        assert_eq!(id("1g.10gb"), Some(19));
-        assert_eq!(id("1g.10gb+me"), Some(20));
-        assert_eq!(id("1g.20gb"), Some(15));
-        assert_eq!(id("3g.40gb"), Some(9));
-        assert_eq!(id("7g.80gb"), Some(0));
-        assert_eq!(id("5g.60gb"), None);
-        assert_eq!(id("all"), None);
+        for (memory_gib, slices, name, id) in [
+            (80, 7, "1g.10gb", Some(19)),
+            (80, 7, "1g.10gb+me", Some(20)),
+            (80, 7, "1g.20gb", Some(15)),
+            (80, 7, "3g.40gb", Some(9)),
+            (80, 7, "2c.3g.40gb", Some(9)),
+            (80, 7, "7g.80gb", Some(0)),
+            (141, 7, "1g.18gb", Some(19)),
+            (141, 7, "3g.71gb", Some(9)),
+            (180, 7, "1g.23gb", Some(19)),
+            (24, 4, "1g.6gb", Some(14)),
+            (24, 4, "2g.12gb+me", Some(6)),
+            (24, 4, "4g.24gb", Some(0)),
+            (80, 7, "5g.60gb", None),
+            (80, 7, "1g.18gb", None),
+            (80, 7, "4c.3g.40gb", None),
+            (80, 7, "all", None),
+        ] {
+            let found = profile(name, memory_gib << 10, slices);
+            assert_eq!(found.map(|profile| profile.id), id, "{name}");
+        }
+        let part = profile("2c.3g.40gb", 80 << 10, 7).expect("a profile");
+        assert_eq!((part.compute(), part.compute_slices_of(3)), (1, None));
     }
 }

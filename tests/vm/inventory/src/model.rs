@@ -24,6 +24,9 @@ pub struct Model {
     /// Whether it supports MIG.
     #[serde(default)]
     pub mig: bool,
+    /// Its compute slices in MIG mode.
+    #[serde(default = "seven")]
+    pub mig_slices: u32,
     /// Number of NVLinks.
     #[serde(default)]
     pub links: u32,
@@ -33,6 +36,10 @@ pub struct Model {
     /// Whether it registers with an NVLink fabric.
     #[serde(default)]
     pub fabric: bool,
+}
+
+fn seven() -> u32 {
+    7
 }
 
 #[derive(Deserialize)]

@@ -3,6 +3,7 @@
 mod common;
 
 use std::ffi::CStr;
+use std::ptr;
 
 use common::{TWO, library, nvml, with};
 use nvml_wrapper::Device;
@@ -15,7 +16,8 @@ use nvml_wrapper::enums::device::{DeviceArchitecture, SampleValue};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper_sys::bindings::{
-    NvmlLib, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlTemperature_v1_t,
+    NvmlLib, nvmlComputeInstanceProfileInfo_st, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t,
+    nvmlGpuInstanceProfileInfo_st, nvmlTemperature_v1_t,
 };
 
 fn field(device: &Device<'_>, id: u32) -> Result<SampleValue, NvmlError> {
@@ -328,6 +330,68 @@ profile = "3g.40gb"
         assert!(matches!(none, Err(NvmlError::NotFound)));
         // NVML does not report remapped rows while MIG devices exist.
         assert!(matches!(field(&gpu, 143), Err(NvmlError::NotSupported)));
+    });
+}
+
+/// Walks the instances in the same way as NVIDIA's mig-parted: all profiles of the GPU, then those of each GPU instance.
+#[test]
+fn instances_are_listed_by_profile() {
+    let inventory = r#"
+driver-version = "535.261.03"
+cuda-version = "12.2"
+[[gpu]]
+pci-address = "0000:18:00.0"
+pci-id = "10de:20b0"
+[gpu.mig]
+enabled = true
+devices = [
+    { profile = "2c.3g.20gb", gpu-instance = 1 },
+    { profile = "1c.3g.20gb", gpu-instance = 1, compute-instance = 1 },
+    { profile = "1g.5gb", gpu-instance = 2 },
+    { profile = "1g.5gb", gpu-instance = 3 },
+]
+"#;
+    with(inventory, "instances_are_listed_by_profile", || {
+        let nvml = nvml().expect("it starts");
+        let gpu = nvml.device_by_index(0).expect("gpu 0");
+        let lib = nvml.lib();
+        let mut found = Vec::new();
+        // SAFETY: the structs are numbers, for which zeros are valid, and the arrays have room for as many handles as the
+        // profile allows.
+        unsafe {
+            let (mut instances, mut parts) = ([ptr::null_mut(); 7], [ptr::null_mut(); 7]);
+            for index in 0..18 {
+                let (mut of_gpu, mut count) =
+                    (std::mem::zeroed::<nvmlGpuInstanceProfileInfo_st>(), 0);
+                let gpu = gpu.handle();
+                if lib.nvmlDeviceGetGpuInstanceProfileInfo(gpu, index, &mut of_gpu) != 0 {
+                    continue;
+                }
+                let handles = instances.as_mut_ptr();
+                let code = lib.nvmlDeviceGetGpuInstances(gpu, of_gpu.id, handles, &mut count);
+                assert_eq!(code, 0);
+                for instance in instances.into_iter().take(count as usize) {
+                    for compute in 0..9 {
+                        let mut info = std::mem::zeroed::<nvmlComputeInstanceProfileInfo_st>();
+                        let code = lib.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+                            instance, compute, 0, &mut info,
+                        );
+                        if code != 0 {
+                            continue;
+                        }
+                        let code = lib.nvmlGpuInstanceGetComputeInstances(
+                            instance,
+                            info.id,
+                            parts.as_mut_ptr(),
+                            &mut count,
+                        );
+                        assert_eq!(code, 0);
+                        found.extend(vec![(index, info.sliceCount); count as usize]);
+                    }
+                }
+            }
+        }
+        assert_eq!(found, [(0, 1), (0, 1), (2, 1), (2, 2)]);
     });
 }
 

@@ -20,8 +20,8 @@ use crate::sh::Cmd;
 use crate::simulation::Fakes;
 use crate::tables::Machines;
 use crate::{
-    agents, almalinux, crictl, disk_image, image, kubernetes, lock, modules, needs, pods, qemu,
-    release, repo, rootfs, toolkit, ubuntu,
+    agents, almalinux, crictl, disk_image, image, kubernetes, lock, mig_parted, modules, needs,
+    pods, qemu, release, repo, rootfs, toolkit, ubuntu,
 };
 
 /// Programs that are compiled from the repository.
@@ -44,6 +44,8 @@ pub struct Wanted {
     pub qemu: bool,
     /// Whether a machine has the release packages of the product.
     pub packages: bool,
+    /// Whether a machine has NVIDIA's mig-parted.
+    pub mig_parted: bool,
 }
 
 /// Files to put into machines.
@@ -67,6 +69,8 @@ pub struct Assets {
     pub product_digest: Option<String>,
     /// The directory of the release packages of the product, if a machine needs them.
     pub packages: Option<PathBuf>,
+    /// The directory with NVIDIA's mig-parted, if a machine needs it.
+    pub mig_parted: Option<PathBuf>,
     pub fakes: Fakes,
 }
 
@@ -155,6 +159,10 @@ pub fn prepare(
             false => Ok(()),
         });
         let image = scope.spawn(|| timed("probe image", || image::build(bed)));
+        let partitioner = scope.spawn(|| match wanted.mig_parted {
+            true => timed("mig-parted, compiled", || mig_parted::build(bed)).map(Some),
+            false => Ok(None),
+        });
         let (mut roots, mut carrying) = (BTreeMap::new(), Vec::new());
         let plain =
             |name: &&String| !machines.ubuntu.contains_key(*name) && !numbers.contains_key(*name);
@@ -244,6 +252,7 @@ pub fn prepare(
                 .transpose()?,
             product: bed.programs.join(PRODUCT),
             packages: release,
+            mig_parted: partitioner.join().map_err(joined)??,
             fakes: Fakes {
                 nvml: bed.programs.join(NVML),
                 cuda: bed.programs.join(CUDA),

@@ -93,6 +93,9 @@ pub struct Case {
     /// The machine has the release packages of the product, in two versions, which its scripts install.
     #[serde(default)]
     pub release_packages: bool,
+    /// The machine has NVIDIA's mig-parted and its layout files.
+    #[serde(default)]
+    pub mig_parted: bool,
     /// A Kubernetes control plane next to the machine.
     pub cluster: Option<Wish>,
     /// Size in mebibytes of a container's separate disk. Without this key a container has one, of size [`ROOMY`], only
@@ -401,9 +404,9 @@ pub fn fit(cases: &[Case], machines: &Machines, repo: &Path, configs: &Path) -> 
                 path.display()
             );
         }
-        if spec.kind.is_emulated() && case.release_packages {
+        if spec.kind.is_emulated() && (case.release_packages || case.mig_parted) {
             bail!(
-                "case `{}`: only containers have the release packages",
+                "case `{}`: only containers have the release packages, and mig-parted",
                 case.name
             );
         }

@@ -27,6 +27,7 @@ mod loops;
 mod machine;
 mod memory;
 mod metadata;
+mod mig_parted;
 mod modules;
 mod needs;
 mod net;
@@ -335,6 +336,7 @@ fn wanted(machines: &Machines, cases: &[&Case]) -> Result<Wanted> {
         let machine = machines.machine(&case.machine)?;
         wanted.qemu |= machine.kind.is_emulated();
         wanted.packages |= case.release_packages;
+        wanted.mig_parted |= case.mig_parted;
         if machine.kind == Kind::Image {
             wanted.images.insert(machine.root.clone());
             continue;

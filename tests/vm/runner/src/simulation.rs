@@ -25,7 +25,7 @@ const START: &str = include_str!("../files/testbed-start.sh");
 const SMI: &str = include_str!("../files/nvidia-smi.sh");
 const UNIT: &str = include_str!("../files/testbed.service");
 /// Programs for cases, described in README.md.
-const PROGRAMS: [(&str, &str); 18] = [
+const PROGRAMS: [(&str, &str); 19] = [
     (
         "kill-at-every-record",
         include_str!("../files/kill-at-every-record.pl"),
@@ -52,6 +52,7 @@ const PROGRAMS: [(&str, &str); 18] = [
     ),
     ("installed", include_str!("../files/installed.sh")),
     ("package", include_str!("../files/package.sh")),
+    ("mig-smi", include_str!("../files/mig-smi.sh")),
     ("vendors-only", include_str!("../files/vendors-only.sh")),
 ];
 

@@ -159,7 +159,8 @@ fn part<'a>(it: &Asked<'a>) -> Option<(usize, &'a crate::gpu::MigDevice)> {
 fn memory_of(it: &Asked<'_>) -> (u64, u64, u64) {
     match part(it) {
         Some((_, part)) => {
-            let profile = crate::mig::profile(&part.profile, it.gpu.memory_mib);
+            let profile =
+                crate::mig::profile(&part.profile, it.gpu.memory_mib, it.gpu.mig.slices());
             let mib = profile.map_or(0, |profile| profile.memory_mib(it.gpu.memory_mib));
             (mib << 20, 0, 0)
         }

@@ -54,13 +54,13 @@ exports! {
     };
     device nvmlDeviceGetGpuInstanceProfileInfo(index: u32, info: Out<nvmlGpuInstanceProfileInfo_st>) |it| {
         supported(&it)?;
-        let profile = profiles().find(|profile| profile.index == index);
+        let profile = profiles(it.gpu.mig.slices()).find(|profile| profile.index == index);
         let profile = profile.ok_or(Code::NOT_SUPPORTED)?;
         info.put(nvmlGpuInstanceProfileInfo_st {
             id: profile.id,
             isP2pSupported: 0,
             sliceCount: profile.slices,
-            instanceCount: profile.most(),
+            instanceCount: profile.most,
             multiprocessorCount: profile.slices * PROCESSORS,
             copyEngineCount: profile.slices,
             decoderCount: 0,
@@ -75,24 +75,34 @@ exports! {
         id: u32, placements: Out<nvmlGpuInstancePlacement_st>, count: Out<u32>
     ) |it| {
         supported(&it)?;
-        let profile = profiles().find(|profile| profile.id == id);
-        let profile = profile.ok_or(Code::INVALID_ARGUMENT)?;
+        let profile = profile_with(&it, id)?;
         let room = count.read()?;
-        count.put(profile.starts().len() as u32)?;
+        count.put(profile.starts.len() as u32)?;
         if room == 0 {
             return Ok(());
         }
-        placements.put_all(room, profile.starts().iter().map(|start| nvmlGpuInstancePlacement_st {
+        placements.put_all(room, profile.starts.iter().map(|start| nvmlGpuInstancePlacement_st {
             start: *start,
-            size: profile.eighths as u32,
+            size: profile.size,
         }))
     };
-    // Instances have the handle of their MIG device.
+    // A GPU instance has the handle of its first MIG device, and a compute instance that of its only one.
     device nvmlDeviceGetGpuInstanceById(id: u32, instance: Out<nvmlGpuInstance_t>) |it| {
         let parts = &it.gpu.mig.devices;
         let part = parts.iter().position(|part| part.gpu_instance == Some(id));
         let part = part.filter(|_| it.set.mig).ok_or(Code::NOT_FOUND)?;
         instance.put(handle_of(it.index, Some(part)).cast())
+    };
+    // The caller has space for as many instances as fit on the GPU.
+    device nvmlDeviceGetGpuInstances(
+        id: u32, instances: Out<nvmlGpuInstance_t>, count: Out<u32>
+    ) |it| {
+        supported(&it)?;
+        let profile = profile_with(&it, id)?;
+        let found = gpu_instances(&it, id);
+        count.put(found.len() as u32)?;
+        let handles = found.iter().map(|part| handle_of(it.index, Some(*part)).cast());
+        instances.put_all(profile.most, handles)
     };
     either nvmlGpuInstanceGetInfo(info: Out<nvmlGpuInstanceInfo_st>) |it| {
         let (device, profile) = part(&it)?;
@@ -102,29 +112,41 @@ exports! {
             profileId: profile.id,
             placement: nvmlGpuInstancePlacement_st {
                 start: it.mig.unwrap_or_default() as u32,
-                size: profile.eighths as u32,
+                size: profile.size,
             },
         })
     };
     either nvmlGpuInstanceGetComputeInstanceById(id: u32, instance: Out<nvmlComputeInstance_t>) |it| {
-        if part(&it)?.0.compute_instance != id {
-            return Err(Code::NOT_FOUND);
-        }
-        instance.put(handle_of(it.index, it.mig).cast())
+        let parts = compute_instances(&it)?;
+        let part = parts.iter().find(|part| it.gpu.mig.devices[**part].compute_instance == id);
+        let part = part.ok_or(Code::NOT_FOUND)?;
+        instance.put(handle_of(it.index, Some(*part)).cast())
+    };
+    // The caller has space for as many instances as fit into the GPU instance.
+    either nvmlGpuInstanceGetComputeInstances(
+        id: u32, instances: Out<nvmlComputeInstance_t>, count: Out<u32>
+    ) |it| {
+        let (_, profile) = part(&it)?;
+        let slices = profile.compute_slices_of(id).ok_or(Code::INVALID_ARGUMENT)?;
+        let mut found = compute_instances(&it)?;
+        found.retain(|part| {
+            profile_of(&it, *part).is_some_and(|profile| profile.compute() == id)
+        });
+        count.put(found.len() as u32)?;
+        let handles = found.iter().map(|part| handle_of(it.index, Some(*part)).cast());
+        instances.put_all(profile.slices / slices, handles)
     };
     either nvmlGpuInstanceGetComputeInstanceProfileInfo(
         index: u32, engine: u32, info: Out<nvmlComputeInstanceProfileInfo_st>
     ) |it| {
         let (_, profile) = part(&it)?;
-        // Compute instances that are smaller than their GPU instance are not simulated.
-        if index != profile.compute || engine != 0 {
-            return Err(Code::NOT_SUPPORTED);
-        }
+        let slices = profile.compute_slices_of(index).filter(|_| engine == 0);
+        let slices = slices.ok_or(Code::NOT_SUPPORTED)?;
         info.put(nvmlComputeInstanceProfileInfo_st {
-            id: profile.compute,
-            sliceCount: profile.slices,
-            instanceCount: 1,
-            multiprocessorCount: profile.slices * PROCESSORS,
+            id: index,
+            sliceCount: slices,
+            instanceCount: profile.slices / slices,
+            multiprocessorCount: slices * PROCESSORS,
             sharedCopyEngineCount: profile.slices,
             sharedDecoderCount: 0,
             sharedEncoderCount: 0,
@@ -155,21 +177,57 @@ fn part<'a>(it: &Asked<'a>) -> Answer<(&'a MigDevice, Profile)> {
     let position = it.mig.ok_or(Code::INVALID_ARGUMENT)?;
     let device = it.gpu.mig.devices.get(position);
     let device = device.ok_or(Code::INVALID_ARGUMENT)?;
-    let profile = profile(&device.profile, it.gpu.memory_mib);
+    let profile = profile_of(it, position);
     Ok((device, profile.ok_or(Code::UNKNOWN)?))
+}
+
+/// The profile of a MIG device of the GPU.
+fn profile_of(it: &Asked<'_>, part: usize) -> Option<Profile> {
+    let device = it.gpu.mig.devices.get(part)?;
+    profile(&device.profile, it.gpu.memory_mib, it.gpu.mig.slices())
+}
+
+/// The profile of GPU instances with this ID.
+fn profile_with(it: &Asked<'_>, id: u32) -> Answer<Profile> {
+    let mut all = profiles(it.gpu.mig.slices());
+    all.find(|profile| profile.id == id)
+        .ok_or(Code::INVALID_ARGUMENT)
+}
+
+/// The first MIG device of each GPU instance with this profile ID.
+fn gpu_instances(it: &Asked<'_>, id: u32) -> Vec<usize> {
+    let parts = &it.gpu.mig.devices;
+    let is_first = |part: &usize| {
+        let own = parts[*part].gpu_instance;
+        parts[..*part].iter().all(|other| other.gpu_instance != own)
+    };
+    (0..parts.len())
+        .filter(|part| it.set.mig && is_first(part))
+        .filter(|part| profile_of(it, *part).is_some_and(|profile| profile.id == id))
+        .collect()
+}
+
+/// The MIG devices in the queried GPU instance.
+fn compute_instances(it: &Asked<'_>) -> Answer<Vec<usize>> {
+    let own = part(it)?.0.gpu_instance;
+    let parts = it.gpu.mig.devices.iter().enumerate();
+    Ok(parts
+        .filter(|(_, other)| other.gpu_instance == own)
+        .map(|(part, _)| part)
+        .collect())
 }
 
 fn attributes_of(it: &Asked<'_>) -> Answer<nvmlDeviceAttributes_st> {
     let (_, profile) = part(it)?;
     Ok(nvmlDeviceAttributes_st {
-        multiprocessorCount: profile.slices * PROCESSORS,
+        multiprocessorCount: profile.compute_slices * PROCESSORS,
         sharedCopyEngineCount: profile.slices,
         sharedDecoderCount: 0,
         sharedEncoderCount: 0,
         sharedJpegCount: 0,
         sharedOfaCount: 0,
         gpuInstanceSliceCount: profile.slices,
-        computeInstanceSliceCount: profile.slices,
+        computeInstanceSliceCount: profile.compute_slices,
         memorySizeMB: profile.memory_mib(it.gpu.memory_mib),
     })
 }
@@ -180,10 +238,10 @@ fn compute_instance(it: &Asked<'_>) -> Answer<nvmlComputeInstanceInfo_st> {
         device: handle_of(it.index, None),
         gpuInstance: handle_of(it.index, it.mig).cast(),
         id: device.compute_instance,
-        profileId: profile.compute,
+        profileId: profile.compute(),
         placement: nvmlComputeInstancePlacement_st {
             start: 0,
-            size: profile.slices,
+            size: profile.compute_slices,
         },
     })
 }

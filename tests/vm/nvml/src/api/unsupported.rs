@@ -34,7 +34,7 @@ unsupported! {
     nvmlDeviceGetGpcClkVfOffset nvmlDeviceGetGpuFabricInfo_v4
     nvmlDeviceGetGpuInstancePossiblePlacements
     nvmlDeviceGetGpuInstanceProfileInfoByIdV nvmlDeviceGetGpuInstanceProfileInfoV
-    nvmlDeviceGetGpuInstanceRemainingCapacity nvmlDeviceGetGpuInstances
+    nvmlDeviceGetGpuInstanceRemainingCapacity
     nvmlDeviceGetGpuOperationMode nvmlDeviceGetGridLicensableFeatures
     nvmlDeviceGetGridLicensableFeatures_v2 nvmlDeviceGetGridLicensableFeatures_v3
     nvmlDeviceGetGridLicensableFeatures_v4 nvmlDeviceGetHandleByUUIDV nvmlDeviceGetHostVgpuMode
@@ -98,7 +98,7 @@ unsupported! {
     nvmlGpuInstanceCreateComputeInstanceWithPlacement nvmlGpuInstanceDestroy
     nvmlGpuInstanceGetActiveVgpus nvmlGpuInstanceGetComputeInstancePossiblePlacements
     nvmlGpuInstanceGetComputeInstanceProfileInfoV nvmlGpuInstanceGetComputeInstanceRemainingCapacity
-    nvmlGpuInstanceGetComputeInstances nvmlGpuInstanceGetCreatableVgpus
+    nvmlGpuInstanceGetCreatableVgpus
     nvmlGpuInstanceGetVgpuHeterogeneousMode nvmlGpuInstanceGetVgpuSchedulerLog
     nvmlGpuInstanceGetVgpuSchedulerLog_v2 nvmlGpuInstanceGetVgpuSchedulerState
     nvmlGpuInstanceGetVgpuSchedulerState_v2 nvmlGpuInstanceGetVgpuTypeCreatablePlacements

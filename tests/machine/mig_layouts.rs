@@ -1,0 +1,188 @@
+//! Each layout in the files of NVIDIA's MIG manager (mig-parted), on each kind of GPU: it is applied, or rejected because the GPU
+//! lacks the profile.
+
+use std::collections::BTreeMap;
+
+use gpu_bootstrap::{
+    host::fake,
+    mig::{LayoutRequest, MigGpu, NoLayout},
+};
+use serde_json::Value;
+use toml::Table;
+
+use crate::{
+    build::describe,
+    machine::Machine,
+    scenarios::{in_parallel, told},
+    state::text,
+};
+
+/// The unmodified files, see `tests/mig-parted/README.md`.
+const FILES: [(&str, &str); 2] = rows! {
+    "/etc/mig/config.yaml", include_str!("../mig-parted/config.yaml");
+    "/etc/mig/config-default.yaml", include_str!("../mig-parted/config-default.yaml");
+};
+
+/// For GPUs that the driver of Debian 12 does not support.
+const NEWER: &[&str] = &[
+    "--set",
+    "driver.source=nvidia",
+    "--set",
+    "driver.branch=580",
+];
+
+/// The PCI ID, further arguments of `install`, and the profiles with the largest number of instances. Source: NVIDIA Multi-Instance
+/// GPU User Guide, "Supported MIG Profiles".
+const MODELS: [(&str, &[&str], &str); 6] = rows! {
+    // A100 40 GB
+    "10de:20b0", &[], "1g.5gb*7 1g.5gb+me*1 1g.10gb*4 2g.10gb*3 3g.20gb*2 4g.20gb*1 7g.40gb*1";
+    // A100 80 GB
+    "10de:20b2", &[], "1g.10gb*7 1g.10gb+me*1 1g.20gb*4 2g.20gb*3 3g.40gb*2 4g.40gb*1 7g.80gb*1";
+    // A30
+    "10de:20b7", &[], "1g.6gb*4 1g.6gb+me*1 2g.12gb*2 2g.12gb+me*1 4g.24gb*1";
+    // H100
+    "10de:2330", &[], "1g.10gb*7 1g.10gb+me*1 1g.20gb*4 2g.20gb*3 3g.40gb*2 4g.40gb*1 7g.80gb*1";
+    // H200
+    "10de:2335", NEWER, "1g.18gb*7 1g.18gb+me*1 1g.35gb*4 2g.35gb*3 3g.71gb*2 4g.71gb*1 7g.141gb*1";
+    // B200
+    "10de:2901", NEWER, "1g.23gb*7 1g.23gb+me*1 1g.45gb*4 2g.45gb*3 3g.90gb*2 4g.90gb*1 7g.180gb*1";
+};
+
+const GPU: &str = "0000:06:00.0";
+
+/// MIG mode, and the number of instances by profile.
+type Expected = (bool, BTreeMap<String, u64>);
+
+/// The layout of the first GPU in a file, by mig-parted's rules: the last entry that matches.
+fn expected(entries: &Value, id: &str) -> Option<Expected> {
+    let filter = id.strip_prefix("10de:").expect("an NVIDIA GPU");
+    let filter = format!("0x{}10DE", filter.to_uppercase());
+    let matches = |entry: &&Value| {
+        let is_model = match &entry["device-filter"] {
+            Value::Null => true,
+            Value::String(one) => *one == filter,
+            all => (all.as_array().expect("a list").iter()).any(|one| *one == filter.as_str()),
+        };
+        let has_first = |all: &Vec<Value>| all.contains(&Value::from(0));
+        is_model
+            && (entry["devices"] == "all" || entry["devices"].as_array().is_some_and(has_first))
+    };
+    let entry = entries.as_array()?.iter().rfind(matches)?;
+    let counts = entry["mig-devices"].as_object().into_iter().flatten();
+    let counts = counts.map(|(name, count)| (name.clone(), count.as_u64().expect("a count")));
+    Some((entry["mig-enabled"] == true, counts.collect()))
+}
+
+/// The layout of the simulated GPU.
+fn current(machine: &Machine) -> Expected {
+    let path = format!("/sys/bus/pci/devices/{GPU}/simulated-mig");
+    let line = text(&machine.fakes.files, &path).unwrap_or_default();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let mut counts = BTreeMap::new();
+    for name in (words.get(2).into_iter()).flat_map(|names| names.split(',')) {
+        if name != "-" {
+            *counts.entry(name.to_owned()).or_default() += 1;
+        }
+    }
+    (words.first() == Some(&"1"), counts)
+}
+
+/// Whether the layout only has profiles of the GPU. The files contain no layout with too many instances.
+fn is_supported(most: &BTreeMap<&str, u64>, (_, counts): &Expected) -> bool {
+    (counts.iter()).all(|(name, count)| most.get(&**name).is_some_and(|most| count <= most))
+}
+
+/// Returns what is wrong unless gpu-bootstrap rejects the layout with the reason and a remedy.
+fn accepted(id: &str, path: &str, text: &str, name: &str) -> Option<String> {
+    let request = LayoutRequest::File {
+        path: path.into(),
+        config: Some(name.to_owned()),
+    };
+    let (address, id) = (GPU.parse().expect("an address"), id.parse().expect("an ID"));
+    let gpu = MigGpu::of_model(address, id, None, None, None);
+    match request.layouts(Some(text), &[gpu]) {
+        Err(NoLayout::Fault(fault))
+            if fault.why.contains("the GPU has no profile")
+                && fault.remedy.contains("use a layout that fits on it: `1g.") =>
+        {
+            None
+        }
+        Err(NoLayout::Fault(fault)) if fault.why.contains("no entry of") => None,
+        other => Some(format!("{other:?}")),
+    }
+}
+
+fn machine_with(id: &str) -> Machine {
+    let mut files = Table::new();
+    for (path, text) in FILES {
+        files.insert(path.to_owned(), text.into());
+    }
+    const EXE: &str = "/usr/local/bin/gpu-bootstrap";
+    files.insert(EXE.to_owned(), "the program".into());
+    let mut links = Table::new();
+    links.insert("/proc/self/exe".to_owned(), EXE.into());
+    let mut differs = Table::new();
+    differs.insert("gpus".to_owned(), vec![id].into());
+    differs.insert("files".to_owned(), files.into());
+    differs.insert("links".to_owned(), links.into());
+    Machine::new(describe("debian-12-h100", differs))
+}
+
+/// Applies the supported layouts one after the other, and removes the last one. Returns what is wrong.
+fn wrong_with(&(id, flags, profiles): &(&str, &[&str], &str)) -> Vec<String> {
+    let most: BTreeMap<&str, u64> = (profiles.split(' '))
+        .map(|text| text.split_once('*').expect("a count"))
+        .map(|(name, most)| (name, most.parse().expect("a number")))
+        .collect();
+    let machine = machine_with(id);
+    // Without containers, because scenarios cover their devices.
+    let alone = [
+        "install",
+        "--set",
+        "runtime.use=[]",
+        "--set",
+        "cdi.enabled=false",
+    ];
+    let install = |more: &[&str]| machine.run(&[&alone, flags, more].concat());
+    let ran = install(&[]);
+    if ran.exit != 0 {
+        return vec![format!("{id}: {}", told(&ran))];
+    }
+    let before = machine.snapshot();
+    let mut wrong = Vec::new();
+    let mut applied = [0, 0];
+    for ((path, text), applied) in FILES.into_iter().zip(&mut applied) {
+        let file: Value = serde_saphyr::from_str(text).expect("YAML");
+        for (name, entries) in file["mig-configs"].as_object().expect("layouts") {
+            let case = format!("{id}, `{name}` of `{path}`");
+            let expected = expected(entries, id).filter(|one| is_supported(&most, one));
+            let Some(expected) = expected else {
+                wrong.extend(accepted(id, path, text, name).map(|why| format!("{case}: {why}")));
+                continue;
+            };
+            *applied += 1;
+            let (file, config) = (format!("mig.file={path}"), format!("mig.config={name}"));
+            let ran = install(&["--set", &file, "--set", &config]);
+            let now = current(&machine);
+            if ran.exit != 0 || now != expected {
+                let told = told(&ran);
+                wrong.push(format!("{case}: {now:?} instead of {expected:?}: {told}"));
+            }
+        }
+    }
+    // NVIDIA's default file has a layout for each profile, `all-disabled`, `all-enabled` and `all-balanced`.
+    let [of_example, of_default] = applied;
+    if of_default != most.len() + 3 || of_example < 3 {
+        wrong.push(format!("{id}: {applied:?} layouts were applied"));
+    }
+    let ran = install(&[]);
+    wrong.extend((ran.exit != 0).then(|| told(&ran)));
+    wrong.extend(fake::diff(&before, &machine.snapshot()));
+    wrong
+}
+
+#[test]
+fn layouts_of_nvidias_files_are_applied_on_each_model() {
+    let wrong = in_parallel(&MODELS, wrong_with);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

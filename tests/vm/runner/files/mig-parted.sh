@@ -1,0 +1,32 @@
+#!/bin/sh
+# Part of the test harness: compiles NVIDIA's MIG manager from its Go module, and leaves the program and its layout files in the
+# current directory: mig-parted MODULE VERSION PATH-OF-THE-LOADED-MODULES
+set -eu
+here=$PWD
+
+# Go verifies it with its public checksum database.
+cd /
+answer=$(timeout 300 go mod download -json "$1@v$2") || {
+    printf '%s\n' "$answer" >&2
+    exit 1
+}
+directory=$(printf '%s\n' "$answer" | sed -n 's/^[[:space:]]*"Dir": "\(.*\)",\{0,1\}$/\1/p')
+: "${directory:?the output of go contains no module directory}"
+cp -rT --no-preserve=mode "$directory" "$here/work"
+cd "$here/work"
+
+# The only change of the source: the path of the loaded modules. Not all hosts of a container have the original path, and then
+# the simulated list cannot be mounted over it.
+reader=cmd/nvidia-mig-parted/util/nvml.go
+grep -q '"/proc/modules"' "$reader" || {
+    echo "$reader of $1 v$2 does not contain \"/proc/modules\"" >&2
+    exit 1
+}
+sed -i "s|\"/proc/modules\"|\"$3\"|" "$reader"
+
+# Its NVML bindings need cgo. NVML's header marks functions as deprecated, but the bindings use all of them. Go compares each
+# module with the `go.sum` of mig-parted.
+CGO_CFLAGS='-O2 -Wno-deprecated-declarations' timeout 900 nice go build -mod=readonly -trimpath -buildvcs=false \
+    -ldflags '-s -w' -o "$here/nvidia-mig-parted" ./cmd/nvidia-mig-parted
+cp examples/config.yaml deployments/systemd/config-default.yaml "$here/"
+rm -rf "$here/work"
