@@ -96,6 +96,18 @@ impl Profile {
             ..self
         }
     }
+
+    /// The sizes of compute instances that are smaller than the GPU instance, in compute slices.
+    ///
+    /// Source: NVIDIA/mig-parted v0.14.4, `pkg/mig/config/known_configs.go`, for A100 40 GB. Unverified for other models.
+    pub const fn compute_sizes(self) -> &'static [u32] {
+        match self.slices {
+            0 | 1 => &[],
+            2 => &[1],
+            3 | 4 => &[1, 2],
+            _ => &[1, 2, 3, 4],
+        }
+    }
 }
 
 as_text!(

@@ -250,6 +250,22 @@ fn fits(layout: &Layout, place: &str, gpu: &MigGpu) -> Result<(), NoLayout> {
     let Some(geometry) = &gpu.geometry else {
         return Err(NoLayout::Later(gpu.to_string()));
     };
+    let exists = |profile: &Profile| {
+        let size = profile.compute.as_ref();
+        size.is_none_or(|size| profile.compute_sizes().contains(size))
+    };
+    if let Some(profile) = layout.profiles().iter().find(|profile| !exists(profile)) {
+        let instance = profile.of_gpu_instance();
+        let others = (instance.compute_sizes().iter())
+            .map(|size| format!("`{size}c.{instance}`"))
+            .collect::<Vec<_>>()
+            .join(", ");
+        return Err(Fault::new(
+            format!("{place}: the profile `{profile}` does not exist"),
+            format!("use another size of its compute instance: {others} or `{instance}`"),
+        )
+        .into());
+    }
     let instances = layout.gpu_instances();
     let profiles: Vec<Profile> = instances.iter().map(|instance| instance.profile).collect();
     geometry.place(&profiles).map(drop).map_err(|why| {
@@ -397,6 +413,10 @@ mod tests {
             // Three compute instances fit into each of the two GPU instances.
             "  - {devices: [0], mig-enabled: true, mig-devices: {1c.3g.20gb: 7}}\n",
                 "`1c.3g.20gb*7` does not fit on GPU (0000:06:00.0): at most 2 `3g.20gb` fit";
+            "  - {devices: [0], mig-enabled: true, mig-devices: {3c.4g.20gb: 1}}\n",
+                "`x` of `/etc/mig.yaml`, line 4, `mig-configs.x`: the profile `3c.4g.20gb` does not exist";
+            "  - {devices: [0], mig-enabled: true, mig-devices: {4c.7g.40gb: 1, 5c.7g.40gb: 1}}\n",
+                "the profile `5c.7g.40gb` does not exist";
         } {
             let fault = fault(texts(&request, Some(&file(entry))));
             assert!(fault.why.contains(why), "{}", fault.why);
