@@ -122,3 +122,27 @@ impl Change {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Change;
+    use crate::config::desired::PackageSpec;
+
+    /// A package that is removed and installed in one transaction stays on the machine.
+    #[test]
+    fn only_packages_that_disappear_are_replaced() {
+        let spec = |name: &str, version: Option<&str>| PackageSpec {
+            name: name.to_owned(),
+            version: version.map(str::to_owned),
+        };
+        let install = Change::InstallPackages {
+            packages: vec![spec("driver", Some("595.*")), spec("library", None)],
+            removing: vec!["driver".to_owned(), "driver-server".to_owned()],
+            later: false,
+        };
+        assert_eq!(
+            install.summary(),
+            "install driver=595.*, library, replacing driver-server"
+        );
+    }
+}

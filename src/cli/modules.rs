@@ -612,6 +612,15 @@ mod tests {
                 .await
                 .contains("another version of `kfree`")
         );
+        fakes.files.put(
+            &format!("/lib/modules/{KERNEL}/build/.config"),
+            "CONFIG_CC_VERSION_TEXT=\"gcc-13\"\n",
+        );
+        assert!(
+            why(&[], SOURCE)
+                .await
+                .contains("with gcc-12, but this kernel was compiled with gcc-13")
+        );
     }
 
     fn asked(sources: &[&str]) -> args::FetchArgs {

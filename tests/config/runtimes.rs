@@ -68,6 +68,11 @@ fn enterprise_linux_10_gets_the_missing_network_modules() {
     for none in ["runtime.use=[]", "runtime.use=podman"] {
         assert_eq!(modules(machine("10.1", &[H100]).set(none)), []);
     }
+    // The kernel of the provider includes them.
+    let managed = machine("10.1", &[H100])
+        .set("runtime.use=[]")
+        .set("cluster.join=managed");
+    assert_eq!(modules(managed), []);
     assert_eq!(modules(machine("9.6", &[H100])), []);
 }
 

@@ -16,7 +16,7 @@ pub use super::small::{
 use crate::{
     change::{
         ApplyChanges, Change, ChangeError, FileAfter, FileBefore, FollowUp, NoChanges, RestoreUnit,
-        Reverted, Saved, Sink, Undo,
+        ReturnToService, Reverted, Saved, Sink, Undo,
         packages::{Effects, Reduced, Simulation},
     },
     check::{FailOn, Family},
@@ -185,6 +185,11 @@ impl ApplyChanges for FileChanges {
                 active: start.then_some(false),
                 unmask: false,
             }),
+            Change::LeaveService { leave } => Undo::ReturnToService(ReturnToService {
+                lock: leave.lock.clone(),
+                method: leave.method.clone(),
+                drain_seconds: leave.drain_seconds,
+            }),
             Change::RebuildInitramfs { kernels } => Undo::FollowUp {
                 then: (kernels.iter())
                     .map(|kernel| FollowUp::RebuildInitramfs {
@@ -302,6 +307,7 @@ impl ApplyChanges for FileChanges {
                 files.remove(&path).map_err(broken)?;
                 format!("disable {unit}")
             }
+            Undo::ReturnToService(_) => "return to service".to_owned(),
             _ => "nothing".to_owned(),
         };
         if let (Undo::Packages { .. }, Some(cancel)) = (undo, self.waits()) {

@@ -6,6 +6,7 @@ mod journal;
 mod kit;
 mod leaving;
 mod lists;
+mod maintenance;
 mod memory;
 mod obsolete;
 mod random;

@@ -9,12 +9,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::kit::{Rig, file, packages};
+use super::{
+    kit::{Rig, file, packages},
+    memory::Memory,
+};
 use crate::{
+    change::Sink,
     engine::{RunFile, events, status},
     event::{Envelope, Event, Subscriber},
     host::fake,
-    model::secret::Secrets,
+    model::{id::Id, secret::Secrets},
 };
 
 #[tokio::test]
@@ -56,6 +60,31 @@ async fn events_are_ordered_and_without_gaps() {
         ],
         "{kinds:?}"
     );
+}
+
+#[test]
+fn progress_of_a_change_is_an_event_of_its_steps() {
+    let (host, _) = fake::host();
+    let kept = Arc::<Mutex<Vec<Envelope>>>::default();
+    let memory = Memory(Arc::clone(&kept));
+    let (stream, reporter) =
+        events::start("r", host.clock, &Secrets::default(), vec![Box::new(memory)]).unwrap();
+    let steps = vec![Id::new("p"), Id::new("q")];
+    let sink = events::EventSink {
+        events: &stream,
+        steps: &steps,
+    };
+    sink.progress(2, Some(3), "packages");
+    reporter.finish();
+    let kept = kept.lock().unwrap();
+    let seen: Vec<&Event> = kept.iter().map(|envelope| &envelope.event).collect();
+    let progress = Event::Progress {
+        steps,
+        current: 2,
+        total: Some(3),
+        unit: "packages".to_owned(),
+    };
+    assert_eq!(seen, [&progress]);
 }
 
 struct Breaks(&'static str);

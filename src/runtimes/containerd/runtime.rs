@@ -439,4 +439,32 @@ mod tests {
         fakes.files.put(CONFIG, "version = ");
         assert!(Containerd.restore_saved(&host, &goal).await.is_err());
     }
+
+    /// The GPU operator installs the toolkit in another directory.
+    #[test]
+    fn existing_program_of_the_runtime_is_kept() {
+        const PROGRAM: &str = "/usr/local/nvidia/toolkit/nvidia-container-runtime";
+        let runtime = "plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia";
+        let text = format!(
+            "version = 3\n[{runtime}]\nruntime_type = \"io.containerd.runc.v2\"\n[{runtime}.options]\n\
+             BinaryName = \"{PROGRAM}\"\n"
+        );
+        let live = super::super::parse_config(&text).expect("TOML");
+        let view = RuntimeView {
+            files: vec![ConfigFile {
+                path: CONFIG.into(),
+                text: Some(text),
+            }],
+            ..RuntimeView::of(LiveConfig::Known(live.into()), Some(Version(2, 1)))
+        };
+        let (host, fakes) = fake::host();
+        let lacking = || {
+            let goal = Goal::saved(NVIDIA, false);
+            let lacking = Containerd.lacking(&*host.files, &view, &goal);
+            lacking.expect("the file is valid")
+        };
+        assert_eq!(lacking().len(), 1);
+        fakes.files.put(PROGRAM, "");
+        assert_eq!(lacking(), []);
+    }
 }

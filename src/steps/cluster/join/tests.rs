@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     config::desired::JoinMethod,
-    host::fake,
+    host::{ExecError, fake},
     joins::{agents, kubeadm, nodeadm},
     steps::fixtures::{self as machine, desired, unit},
 };
@@ -260,4 +260,31 @@ async fn old_agent_unit_and_cloud_setup_are_detected() {
             "{directory} {load} {file}"
         );
     }
+}
+
+/// `--root` does not query systemd. The unit is not reported as missing.
+#[tokio::test]
+async fn unit_is_unknown_if_systemd_is_not_queried() {
+    let (host, fakes) = fake::host();
+    fakes.exec.on_result("systemctl", |cmd, _| {
+        Err(ExecError::NotQueried {
+            command: cmd.line(),
+            why: "a tree".to_owned(),
+        })
+    });
+    let want = with(JoinMethod::K3s {
+        server: "https://10.0.0.1:6443".to_owned(),
+        token_source: TokenSource::File("/t".into()),
+    });
+    let facts = machine::facts();
+    let state = machine::state_below_root(&host, facts.clone());
+    let cx = machine::cx(&host, &facts, &state, &want);
+    let spec = spec(&want).expect("a cluster");
+    let found = detect(&cx, spec).await.expect("readable");
+    let state = JoinState {
+        unit: found.unit,
+        is_unit_unknown: found.is_unit_unknown,
+        ..stranger()
+    };
+    decide(&state, &want).expect_needs();
 }
