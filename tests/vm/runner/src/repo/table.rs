@@ -139,7 +139,7 @@ pub struct Package {
     pub breaks: Vec<String>,
     /// `Replaces`, in an rpm package `Obsoletes`.
     pub replaces: Vec<String>,
-    /// Files that are marked as configuration.
+    /// Paths of files that are marked as configuration, without the first slash.
     pub config: Vec<String>,
     /// Names of libraries: each becomes an empty shared object with the driver version.
     pub libraries: Vec<String>,
@@ -393,6 +393,9 @@ impl Package {
         if self.name.is_empty() || self.source.is_empty() {
             bail!("it needs `name` and `source`");
         }
+        if let Some(path) = self.config.iter().find(|path| path.starts_with('/')) {
+            bail!("`config`: write `{path}` without the first slash");
+        }
         if self.versions.is_empty() != self.of_kernel {
             bail!("it needs one of `versions` and `of-kernel`");
         }
@@ -632,6 +635,25 @@ mod tests {
                 .iter()
                 .any(|name| name.contains("nvidia"))
         );
+    }
+
+    /// Returns the error of a table with a repository and this text.
+    fn error(text: &str, release: Option<&Release>) -> String {
+        let place = "[repositories.one]\nhost = \"h\"\npath = \"p\"\nkey = \"k\"\nsource = \"s\"\n";
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("table.toml");
+        fs::write(&file, format!("{place}{text}")).unwrap();
+        format!("{:#}", Table::load(&[file], release).unwrap_err())
+    }
+
+    /// The beginning of a valid package.
+    const PACKAGE: &str =
+        "[[package]]\nrepository = \"one\"\nname = \"n\"\nversions = [\"1\"]\nsource = \"s\"\n";
+
+    #[test]
+    fn absolute_path_of_configuration_is_rejected() {
+        let said = error(&format!("{PACKAGE}config = [\"/etc/a\"]"), None);
+        assert!(said.contains("`/etc/a` without the first slash"), "{said}");
     }
 
     #[test]
