@@ -10,7 +10,11 @@ use gpu_bootstrap::{
 };
 use toml::{Table, Value};
 
-use crate::{build::describe, dpkg, machine::Machine};
+use crate::{
+    build::describe,
+    dpkg,
+    machine::{Machine, Ran},
+};
 
 const LOCK: &str = "/root/node.lock";
 
@@ -159,10 +163,16 @@ fn bundle_replaces_sources_and_keys_of_the_run_only() {
         source.contains("URIs: https://nvidia.github.io/"),
         "{source}"
     );
-    // Later commands use the sources of the machine.
-    let ran = second.run(&["plan"]);
-    assert!(!ran.commands.iter().any(|cmd| cmd.env.contains(&settings)));
     assert_eq!(run(&second, &["lock"]), lock);
+    // Later commands use the sources of the machine.
+    let planned = second.run(&["plan"]);
+    let removed = second.run(&["uninstall"]);
+    let of_bundle = |ran: &Ran| ran.commands.iter().any(|cmd| cmd.env.contains(&settings));
+    for ran in [&planned, &removed] {
+        assert_eq!(ran.exit, 0, "{}{}", ran.out, ran.err);
+        assert!(!of_bundle(ran));
+    }
+    assert!(removed.commands.iter().any(|cmd| of_apt(&cmd)));
 }
 
 #[test]
