@@ -34,7 +34,11 @@ lint: format
 format:
 	cargo fmt --all --check
 
-unit:
+# The tests of the scenarios are listed when this file is compiled, and cargo does not compile it again for a new scenario.
+tests/machine/main.rs: tests/scenarios
+	touch $@
+
+unit: tests/machine/main.rs
 	cargo test --workspace --locked --quiet
 
 # Assembles the CUDA kernel of the probe for every architecture in the matrix using NVIDIA ptxas, which is installed from PyPI
@@ -93,7 +97,7 @@ fuzz:
 
 # Updates snapshots, schemas and generated docs, and lists the changed files. Tests that fail for other reasons are reported and
 # do not stop the update.
-update:
+update: tests/machine/main.rs
 	status=0; INSTA_UPDATE=always UPDATE_DOCS=1 cargo test --locked --quiet --no-fail-fast || status=$$?; \
 	git status --short; exit $$status
 

@@ -161,8 +161,14 @@ fn bundle_replaces_sources_and_keys_of_the_run_only() {
     );
     // Later commands use the sources of the machine.
     let ran = second.run(&["plan"]);
-    assert!(!ran.commands.iter().any(|cmd| cmd.env.contains(&settings)));
+    let of_bundle = |cmd: &Cmd| cmd.env.contains(&settings);
+    assert_eq!(ran.exit, 0, "{}{}", ran.out, ran.err);
+    assert!(!ran.commands.iter().any(of_bundle));
     assert_eq!(run(&second, &["lock"]), lock);
+    let ran = second.run(&["uninstall"]);
+    assert_eq!(ran.exit, 0, "{}{}", ran.out, ran.err);
+    assert!(ran.commands.iter().any(|cmd| of_apt(&cmd)));
+    assert!(!ran.commands.iter().any(of_bundle));
 }
 
 #[test]

@@ -92,8 +92,9 @@ fn is_supported(most: &BTreeMap<&str, u64>, (_, counts): &Expected) -> bool {
     (counts.iter()).all(|(name, count)| most.get(&**name).is_some_and(|most| count <= most))
 }
 
-/// Returns what is wrong unless gpu-bootstrap rejects the layout with the reason and a remedy.
-fn accepted(id: &str, path: &str, text: &str, name: &str) -> Option<String> {
+/// Returns what is wrong unless gpu-bootstrap rejects the layout with the reason and a remedy: no entry matches the GPU, or the
+/// matching one has a profile that the GPU lacks.
+fn accepted(id: &str, path: &str, text: &str, name: &str, matches: bool) -> Option<String> {
     let request = LayoutRequest::File {
         path: path.into(),
         config: Some(name.to_owned()),
@@ -102,12 +103,13 @@ fn accepted(id: &str, path: &str, text: &str, name: &str) -> Option<String> {
     let gpu = MigGpu::of_model(address, id, None, None, None);
     match request.layouts(Some(text), &[gpu]) {
         Err(NoLayout::Fault(fault))
-            if fault.why.contains("the GPU has no profile")
+            if matches
+                && fault.why.contains("the GPU has no profile")
                 && fault.remedy.contains("use a layout that fits on it: `1g.") =>
         {
             None
         }
-        Err(NoLayout::Fault(fault)) if fault.why.contains("no entry of") => None,
+        Err(NoLayout::Fault(fault)) if !matches && fault.why.contains("no entry of") => None,
         other => Some(format!("{other:?}")),
     }
 }
@@ -155,9 +157,11 @@ fn wrong_with(&(id, flags, profiles): &(&str, &[&str], &str)) -> Vec<String> {
         let file: Value = serde_saphyr::from_str(text).expect("YAML");
         for (name, entries) in file["mig-configs"].as_object().expect("layouts") {
             let case = format!("{id}, `{name}` of `{path}`");
-            let expected = expected(entries, id).filter(|one| is_supported(&most, one));
-            let Some(expected) = expected else {
-                wrong.extend(accepted(id, path, text, name).map(|why| format!("{case}: {why}")));
+            let entry = expected(entries, id);
+            let matches = entry.is_some();
+            let Some(expected) = entry.filter(|one| is_supported(&most, one)) else {
+                let why = accepted(id, path, text, name, matches);
+                wrong.extend(why.map(|why| format!("{case}: {why}")));
                 continue;
             };
             *applied += 1;

@@ -22,8 +22,11 @@ fail() {
     exit 1
 }
 value() { echo "$1 $2" >>values; }
-get() { sed -n "s/^$1 //p" values; }
-kubectl() { chroot . kubectl --kubeconfig "$admin" "$@"; }
+get() {
+    found=$(sed -n "s/^$1 //p" values)
+    echo "${found:?no value $1}"
+}
+kubectl() { chroot . kubectl --request-timeout=10s --kubeconfig "$admin" "$@"; }
 phase() { chroot . kubeadm init phase "$@" --config /kubeadm.yaml; }
 
 # The CA certificate in base64.
@@ -74,8 +77,9 @@ prepare)
     value api-server "$server"
     value rke2-server "$registration"
     version=$(chroot . kubeadm version --output=short)
+    expired=$(get expired-token)
     sed -e "s|{{address}}|$address|" -e "s|{{port}}|${server#*:}|" -e "s|{{api-server}}|$server|" \
-        -e "s|{{etcd}}|$store|" -e "s|{{version}}|$version|" -e "s|{{expired-token}}|$(get expired-token)|" \
+        -e "s|{{etcd}}|$store|" -e "s|{{version}}|$version|" -e "s|{{expired-token}}|$expired|" \
         "$vm/kubernetes/kubeadm.yaml" >kubeadm.yaml
     ! grep '{{' kubeadm.yaml || fail "kubeadm.yaml has a name without a value"
     for name in certs kubeconfig control-plane; do
@@ -89,6 +93,8 @@ admit)
     phase upload-config all
     phase bootstrap-token
     token=$(get join-token)
+    wrong=$(get wrong-token)
+    expired=$(get expired-token)
     command=$(chroot . kubeadm token create "$token" --print-join-command --kubeconfig "$admin")
     hash=$(printf '%s\n' "$command" | sed -n 's/.* \(sha256:[0-9a-f]*\).*/\1/p')
     value ca-hash "${hash:?kubeadm prints no CA hash}"
@@ -98,10 +104,10 @@ admit)
     # In the format of `k3s token create`.
     sum=$(sha256sum "$pki/ca.crt")
     value agent-token "K10${sum%% *}::$token"
-    value wrong-agent-token "K10${sum%% *}::$(get wrong-token)"
+    value wrong-agent-token "K10${sum%% *}::$wrong"
     kubectl apply --filename - <"$vm/kubernetes/node-manager.yaml"
     wait_for "the signature of the cluster-info ConfigMap" signed "$token"
-    wait_for "the removal of the expired token" removed "$(get expired-token)"
+    wait_for "the removal of the expired token" removed "$expired"
     ;;
 equip)
     # Gives a machine the files of a node: MACHINE PROGRAMS PROGRAMS-FOR-PODS
@@ -128,7 +134,8 @@ image)
     ;;
 token)
     # Writes a token: NAME FILE
-    get "$1" | install -D -m 0600 /dev/stdin "$2"
+    token=$(get "$1")
+    printf '%s\n' "$token" | install -D -m 0600 /dev/stdin "$2"
     ;;
 kubeconfig)
     # Creates a kubeconfig of the node administrator account: FILE
@@ -214,7 +221,7 @@ ready)
     # Waits until such a program accepts requests: PROGRAM
     case $1 in
     kube-apiserver)
-        wait_for "the API server" chroot . kubectl --kubeconfig etc/kubernetes/no-check.conf get --raw /readyz
+        wait_for "the API server" kubectl --kubeconfig etc/kubernetes/no-check.conf get --raw /readyz
         ;;
     unavailable) wait_for "the server that returns 503" listening "${server#*:}" ;;
     rke2-server) wait_for "the RKE2 node registration" listening "${registration#*:}" ;;

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Part of the test harness: compiles NVIDIA's MIG manager from its Go module, and leaves the program and its layout files in the
-# current directory: mig-parted MODULE VERSION PATH-OF-THE-LOADED-MODULES
+# Part of the test harness: compiles NVIDIA's MIG manager from its Go module, and leaves the program and its default layout file
+# in the current directory: mig-parted MODULE VERSION PATH-OF-THE-LOADED-MODULES COPIES. COPIES is the directory with the
+# project's copies of the layout files, which must be the same.
 set -eu
 here=$PWD
 
@@ -15,6 +16,13 @@ directory=$(printf '%s\n' "$answer" | sed -n 's/^[[:space:]]*"Dir": "\(.*\)",\{0
 cp -rT --no-preserve=mode "$directory" "$here/work"
 cd "$here/work"
 
+for file in examples/config.yaml deployments/systemd/config-default.yaml; do
+    cmp "$file" "$4/${file##*/}" || {
+        echo "$4/${file##*/} is not $file of $1 v$2" >&2
+        exit 1
+    }
+done
+
 # The only change of the source: the path of the loaded modules. Not all hosts of a container have the original path, and then
 # the simulated list cannot be mounted over it.
 reader=cmd/nvidia-mig-parted/util/nvml.go
@@ -28,5 +36,5 @@ sed -i "s|\"/proc/modules\"|\"$3\"|" "$reader"
 # module with the `go.sum` of mig-parted.
 CGO_CFLAGS='-O2 -Wno-deprecated-declarations' timeout 900 nice go build -mod=readonly -trimpath -buildvcs=false \
     -ldflags '-s -w' -o "$here/nvidia-mig-parted" ./cmd/nvidia-mig-parted
-cp examples/config.yaml deployments/systemd/config-default.yaml "$here/"
+cp deployments/systemd/config-default.yaml "$here/"
 rm -rf "$here/work"

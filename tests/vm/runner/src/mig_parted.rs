@@ -1,6 +1,7 @@
 //! NVIDIA's MIG manager (mig-parted), compiled from its own Go module. Cases compare the layouts that gpu-bootstrap applies with
 //! its assertions.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,25 +19,36 @@ const VERSION: &str = "0.14.4";
 
 const BUILD: Script = script!("mig-parted.sh");
 
-/// For the download and the compiler.
-const LIMIT: Duration = Duration::from_secs(300 + 900);
+/// The limits of the script for the download and the compiler, and a margin for the rest, so that its own errors are reported.
+const LIMIT: Duration = Duration::from_secs(300 + 900 + 120);
 
-/// The program and its layout files.
-const FILES: [&str; 3] = ["nvidia-mig-parted", "config.yaml", "config-default.yaml"];
+/// The copies of its layout files in the repository, which the script compares with those of the module.
+const COPIES: &str = "tests/mig-parted";
+const LAYOUTS: [&str; 2] = ["config.yaml", "config-default.yaml"];
 
-/// Builds the directory with the program and the layout files.
+/// The program and the layout file that cases use.
+const FILES: [&str; 2] = ["nvidia-mig-parted", "config-default.yaml"];
+
+/// Builds the directory with the program and the layout file.
 pub fn build(bed: &Bed) -> Result<PathBuf> {
     let go = golang::version()?;
-    let recipe = format!("{MODULE} {VERSION} {go} {}", BUILD.text);
+    let modules = format!("{INSIDE}/driver/modules");
+    let copies = bed.repo.join(COPIES);
+    let mut recipe = format!("{MODULE} {VERSION} {go} {modules}\n{}", BUILD.text);
+    for name in LAYOUTS {
+        let path = copies.join(name);
+        recipe += &fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+    }
+    let copies = copies.to_string_lossy();
     bed.cached("mig-parted", &recipe, None, |dir| {
-        let modules = format!("{INSIDE}/driver/modules");
-        let command = BUILD.run(&[MODULE, VERSION, &modules]);
+        let command = BUILD.run(&[MODULE, VERSION, &modules, &copies]);
         let done = command.cwd(dir).deadline(LIMIT).ok();
         done.context("cannot build mig-parted").map(drop)
     })
 }
 
-/// Installs the program and the layout files in `/usr/lib/testbed/mig-parted` of a machine.
+/// Installs the program and the layout file in `/usr/lib/testbed/mig-parted` of a machine.
 pub fn equip(machine: &Machine, built: &Path) -> Result<()> {
     for name in FILES {
         machine.put(&built.join(name), &format!("{INSIDE}/mig-parted/{name}"))?;

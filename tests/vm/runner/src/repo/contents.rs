@@ -13,7 +13,7 @@ use super::table::{Dkms, Modules, Package, Table, upstream};
 use crate::cases::fill;
 use crate::sh::Cmd;
 
-/// What differs between the contents of .deb and .rpm packages.
+/// Differences between the contents of .deb and .rpm packages.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Format {

@@ -1,4 +1,4 @@
-//! Packages for dnf, built by rpmbuild, and what else dnf reads: module streams and the files of `/etc/yum.repos.d`.
+//! Packages for dnf, built by rpmbuild, and other files for dnf: module streams and the files of `/etc/yum.repos.d`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

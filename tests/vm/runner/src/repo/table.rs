@@ -53,6 +53,9 @@ pub struct Table {
 pub struct Release {
     #[serde(skip)]
     pub number: String,
+    /// The numbers of all releases.
+    #[serde(skip)]
+    all: Vec<String>,
     /// The repository of the base system.
     pub base: String,
     /// The platform of module streams.
@@ -139,7 +142,7 @@ pub struct Package {
     pub breaks: Vec<String>,
     /// `Replaces`, in an rpm package `Obsoletes`.
     pub replaces: Vec<String>,
-    /// Files that are marked as configuration.
+    /// Paths of files that are marked as configuration, without the first slash.
     pub config: Vec<String>,
     /// Names of libraries: each becomes an empty shared object with the driver version.
     pub libraries: Vec<String>,
@@ -285,6 +288,9 @@ impl Table {
             bail!("{files:?} has packages `of` kernels, and no `[[kernel]]`");
         }
         for kernel in &table.kernels {
+            if kernel.release.is_empty() || kernel.version.is_empty() {
+                bail!("{files:?} is not valid: `[[kernel]]` needs `release` and `version`");
+            }
             for package in &of_kernels {
                 all.extend(kernel.packages(package));
             }
@@ -299,17 +305,32 @@ impl Table {
             (package.check(&table))
                 .with_context(|| format!("package `{}` is not valid", package.name))?;
         }
+        for package in &table.system {
+            (table.knows(&package.releases))
+                .with_context(|| format!("package `{}` is not valid", package.name))?;
+        }
         if let Some(release) = release {
             table.limit(release)?;
         }
         Ok(table)
     }
 
+    /// Rejects `releases` with an unknown number.
+    fn knows(&self, releases: &[String]) -> Result<()> {
+        let all = self.release.as_ref().map_or(&[][..], |one| &one.all);
+        match releases.iter().find(|number| !all.contains(number)) {
+            Some(number) => bail!("no release is called `{number}`"),
+            None => Ok(()),
+        }
+    }
+
     /// The table of a release in the directory `rpms`.
     pub fn of_rpms(directory: &Path, number: &str) -> Result<Table> {
         let mut releases: BTreeMap<String, Release> = read(&[directory.join("releases.toml")])?;
+        let all = releases.keys().cloned().collect();
         let mut release = (releases.remove(number))
             .with_context(|| format!("the directory rpms has no release `{number}`"))?;
+        release.all = all;
         release.number = number.into();
         release.values.insert("release".into(), number.into());
         Table::load(&RPMS.map(|name| directory.join(name)), Some(&release))
@@ -393,6 +414,9 @@ impl Package {
         if self.name.is_empty() || self.source.is_empty() {
             bail!("it needs `name` and `source`");
         }
+        if let Some(path) = self.config.iter().find(|path| path.starts_with('/')) {
+            bail!("`config`: write `{path}` without the first slash");
+        }
         if self.versions.is_empty() != self.of_kernel {
             bail!("it needs one of `versions` and `of-kernel`");
         }
@@ -416,6 +440,7 @@ impl Package {
         if (only_rpm && table.release.is_none()) || (only_deb && table.release.is_some()) {
             bail!("a key is only for the other package format");
         }
+        table.knows(&self.releases)?;
         match (self.scripts.keys()).find(|name| !table.format.scripts.contains(name)) {
             Some(name) => bail!("no script is called `{name}`"),
             None => Ok(()),
@@ -499,6 +524,10 @@ impl Place {
         if [&self.host, &self.path, &self.source].contains(&&String::new()) {
             bail!("it needs `host`, `path` and `source`");
         }
+        if table.release.is_some() && [&self.vendor, &self.packager].contains(&&String::new()) {
+            bail!("it needs `vendor` and `packager`");
+        }
+        table.knows(&self.releases)?;
         let owner = self.key_of.as_ref();
         if self.key.is_empty() != owner.is_some()
             || owner.is_some_and(|owner| !table.repositories.contains_key(owner))
@@ -632,6 +661,43 @@ mod tests {
                 .iter()
                 .any(|name| name.contains("nvidia"))
         );
+    }
+
+    /// Returns the error of a table with a repository and this text.
+    fn error(text: &str, release: Option<&Release>) -> String {
+        let place = "[repositories.one]\nhost = \"h\"\npath = \"p\"\nkey = \"k\"\nsource = \"s\"\n";
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("table.toml");
+        fs::write(&file, format!("{place}{text}")).unwrap();
+        format!("{:#}", Table::load(&[file], release).unwrap_err())
+    }
+
+    /// The beginning of a valid package.
+    const PACKAGE: &str =
+        "[[package]]\nrepository = \"one\"\nname = \"n\"\nversions = [\"1\"]\nsource = \"s\"\n";
+
+    #[test]
+    fn absolute_path_of_configuration_is_rejected() {
+        let said = error(&format!("{PACKAGE}config = [\"/etc/a\"]"), None);
+        assert!(said.contains("`/etc/a` without the first slash"), "{said}");
+    }
+
+    #[test]
+    fn kernel_without_release_or_version_is_rejected() {
+        for key in ["release", "version"] {
+            let said = error(&format!("[[kernel]]\n{key} = \"1\""), None);
+            assert!(said.contains("needs `release` and `version`"), "{said}");
+        }
+    }
+
+    #[test]
+    fn incomplete_rpm_table_is_rejected() {
+        let release = Table::of_rpms(&here().join("rpms"), "9").unwrap().release;
+        let said = error("", release.as_ref());
+        assert!(said.contains("needs `vendor` and `packager`"), "{said}");
+        let text = format!("vendor = \"v\"\npackager = \"p\"\n{PACKAGE}releases = [\"9\", \"11\"]");
+        let said = error(&text, release.as_ref());
+        assert!(said.contains("no release is called `11`"), "{said}");
     }
 
     #[test]

@@ -63,7 +63,7 @@ fn bind_inside(netns: &Path, address: &str) -> Result<TcpListener> {
     .map_err(|_| anyhow!("the thread that listens panicked"))?
 }
 
-/// Serves each connection in a thread of its own.
+/// Serves each connection in a separate thread.
 pub fn accept<T>(listener: &TcpListener, talk: T) -> Result<()>
 where
     T: Fn(&TcpStream) -> Result<()> + Send + Sync + 'static,
