@@ -1,6 +1,7 @@
 //! Properties of selections for random constraints, and the bounds in the rows of GPUs, CUDA versions and kernels.
 
-use std::cell::Cell;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 use gpu_compat::identity::{Flavor, GpuIdentity, SupportedFlavors};
 use gpu_compat::kernel;
@@ -8,9 +9,9 @@ use gpu_compat::matrix::{Confidence, Gpu, Matrix, OpenModules};
 use gpu_compat::pick::{Constraints, pick};
 use gpu_compat::rule_result::{Candidate, Evaluation, Rule};
 use gpu_compat::rules::{self, Needs};
-use gpu_compat::version::{CudaVersion, DriverVersion, KernelVersion};
+use gpu_compat::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 use proptest::prelude::*;
-use proptest::sample::{select, subsequence};
+use proptest::sample::{Index, select, subsequence};
 use proptest::test_runner::TestRunner;
 
 use crate::matrix;
@@ -25,93 +26,158 @@ fn identity(row: &Gpu) -> GpuIdentity {
     }
 }
 
-/// The rules that reject a driver for these GPUs and CUDA versions.
-fn refusals(
-    gpus: &[GpuIdentity],
-    cuda: &[CudaVersion],
-    version: &DriverVersion,
-    flavor: Flavor,
-) -> Vec<Rule> {
+fn driver(version: &DriverVersion, flavor: Flavor) -> Candidate {
+    let version = version.clone();
+    Candidate { version, flavor }
+}
+
+/// The rules that reject a driver.
+fn refusals(asked: &Constraints, driver: &Candidate) -> Vec<Rule> {
+    let kernels = asked.kernel.iter().chain(&asked.next_kernel);
     let needs = Needs {
-        boards: gpus.iter().map(|gpu| matrix().board(gpu)).collect(),
-        kernels: Vec::new(),
-        arch: None,
-        cuda: cuda.to_vec(),
+        boards: asked.gpus.iter().map(|gpu| matrix().board(gpu)).collect(),
+        kernels: kernels.cloned().collect(),
+        arch: asked.arch.clone(),
+        cuda: asked.cuda.clone(),
         cudnn: None,
         flavor: None,
     };
-    let version = version.clone();
-    let mut found = rules::evaluate(matrix(), &needs, &Candidate { version, flavor });
+    let mut found = rules::evaluate(matrix(), &needs, driver);
     found.retain(|one| one.evaluation == Evaluation::Refuse);
     found.iter().map(|one| one.rule).collect()
 }
 
+fn only(gpus: Vec<GpuIdentity>, cuda: Vec<CudaVersion>) -> Constraints {
+    Constraints {
+        gpus,
+        cuda,
+        ..Constraints::default()
+    }
+}
+
+const KERNELS: &str = "3.10.0-1160.el7.x86_64 4.14 6.1.0-44-cloud-amd64 6.17.9-76061709-generic \
+                       6.8.0-90-generic 7.0.0-rc4";
+
 fn constraints() -> impl Strategy<Value = Constraints> {
     let matrix = matrix();
     let boards: Vec<GpuIdentity> = matrix.gpus.iter().map(identity).collect();
-    let cuda: Vec<CudaVersion> = matrix.toolkits.iter().map(|row| row.version).collect();
-    let fixes = matrix.kernel_fixes.iter();
-    let kernels: Vec<KernelVersion> = fixes.map(|row| row.kernel.clone()).collect();
+    let cuda: Vec<CudaVersion> = (matrix.toolkits.iter())
+        .flat_map(|row| [row.version, row.version.minor_version()])
+        .chain(["14.0", "12.77"].map(|text| text.parse().unwrap()))
+        .collect();
+    let fixes = &matrix.kernel_fixes;
+    let kernels = KERNELS.split(' ').map(|text| text.parse().unwrap());
+    let kernels = kernels.chain(fixes.iter().map(|row| row.kernel.clone()));
+    let kernel = prop::option::of(select(kernels.collect::<Vec<KernelVersion>>()));
+    let branches: Vec<Branch> = matrix.branches.iter().map(|row| row.branch).collect();
+    let arches = ["x86_64", "aarch64"].map(str::to_owned).to_vec();
     let mut versions: Vec<DriverVersion> = (matrix.gpus.iter())
         .flat_map(|row| row.min_drivers.clone())
+        .chain(fixes.iter().flat_map(|row| row.first_fixed.clone()))
+        .chain(matrix.kernel_limits.iter().map(|row| row.driver.clone()))
+        .chain(matrix.branches.iter().map(|row| row.newest_version.clone()))
+        .chain(["580.1.1", "630.10.01"].map(|text| text.parse().unwrap()))
         .collect();
-    versions.extend(matrix.branches.iter().map(|row| row.newest_version.clone()));
     versions.sort();
+    versions.dedup();
     (
-        prop::collection::vec(select(boards), 0..3),
-        prop::option::of(select(kernels)),
-        prop::collection::vec(select(cuda), 0..2),
-        prop::option::of(subsequence(versions, 1..=40)),
+        prop::collection::vec(select(boards), 0..4),
+        prop::collection::vec(select(cuda), 0..3),
+        (kernel.clone(), kernel, prop::option::of(select(arches))),
+        prop::option::of(subsequence(versions.clone(), 0..=40)),
+        prop::option::weighted(0.2, select(branches)),
+        prop::option::weighted(0.2, any::<Index>()),
+        prop::option::weighted(0.3, select(FLAVORS.to_vec())),
     )
-        .prop_map(|(gpus, kernel, cuda, candidates)| Constraints {
-            gpus,
-            kernel,
-            cuda,
-            candidates,
-            ..Constraints::default()
+        .prop_map(move |(gpus, cuda, kernels, list, branch, index, flavor)| {
+            let mut asked = only(gpus, cuda);
+            (asked.kernel, asked.next_kernel, asked.arch) = kernels;
+            (asked.branch, asked.flavor) = (branch, flavor);
+            // A requested version is usually in the repository.
+            let offered = list.as_ref().filter(|list| !list.is_empty());
+            asked.version = index.map(|index| index.get(offered.unwrap_or(&versions)).clone());
+            asked.candidates = list;
+            asked
         })
 }
 
+/// The drivers that the constraints allow, without the rules.
+fn choice(asked: &Constraints) -> Vec<Candidate> {
+    let rows = matrix().branches.iter();
+    let newest = rows.map(|row| row.newest_version.clone());
+    let requested = asked.version.clone().map(|version| vec![version]);
+    let listed = asked.candidates.clone().or(requested);
+    (listed.unwrap_or_else(|| newest.collect()).into_iter())
+        .filter(|version| asked.version.iter().all(|one| one == version))
+        .filter(|version| asked.branch.is_none_or(|one| one == version.branch()))
+        .flat_map(|version| FLAVORS.map(|flavor| driver(&version, flavor)))
+        .filter(|driver| asked.flavor.is_none_or(|one| one == driver.flavor))
+        .collect()
+}
+
 #[test]
-fn selections_agree_with_each_other() {
-    let [selected, nearest, newer] = [const { Cell::new(0) }; 3];
-    let config = ProptestConfig {
-        cases: 400,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    };
+fn selections_and_errors_are_correct() {
+    let reached = RefCell::new(BTreeMap::new());
+    let reach = |what: &str| *reached.borrow_mut().entry(what.to_owned()).or_insert(0) += 1;
+    let mut config = ProptestConfig::with_cases(400);
+    config.failure_persistence = None;
     let property = |mut asked: Constraints| {
         let candidates = asked.candidates.as_deref().unwrap_or_default();
         // A newer version of a branch supports all GPUs and CUDA versions of an older one.
+        let any_kernel = only(asked.gpus.clone(), asked.cuda.clone());
         let is_branch = |pair: &&[DriverVersion]| pair[0].branch() == pair[1].branch();
         for pair in candidates.windows(2).filter(is_branch) {
-            newer.set(newer.get() + 1);
+            reach("newer");
             for flavor in FLAVORS {
-                let rules = |version| refusals(&asked.gpus, &asked.cuda, version, flavor);
-                let (older, newer) = (rules(&pair[0]), rules(&pair[1]));
+                let rules = |index: usize| refusals(&any_kernel, &driver(&pair[index], flavor));
+                let [older, newer] = [0, 1].map(rules);
                 prop_assert!(newer.iter().all(|rule| older.contains(rule)), "{pair:?}");
             }
         }
-        // The selected driver and the nearest one are also selected as constraints.
+        let drivers = choice(&asked);
+        let rules = |one: &_| refusals(&asked, one);
+        let rejected: Vec<Rule> = drivers.iter().flat_map(rules).collect();
+        // Only mainline kernels reject a driver.
+        let mut kernels = asked.kernel.iter().chain(&asked.next_kernel);
+        let is_mainline = kernels.any(KernelVersion::is_mainline);
+        prop_assert!(is_mainline || !rejected.contains(&Rule::Kernel));
         let found = match pick(matrix(), &asked) {
             Ok(found) => {
-                selected.set(selected.get() + 1);
+                reach("selected");
+                let driver = driver(&found.recommended, found.flavor);
+                prop_assert!(drivers.contains(&driver), "{found:?}");
                 found
             }
             Err(refusal) => {
+                let fitting = drivers.iter().find(|one| rules(one).is_empty());
+                prop_assert!(fitting.is_none(), "{fitting:?}: {refusal:?}");
+                let (is_listed, is_version) = (asked.candidates.is_some(), asked.version.is_some());
+                asked = only(asked.gpus, Vec::new());
+                let fits = |one: &_| refusals(&asked, one).is_empty();
+                for reason in &refusal.reasons {
+                    reach(&format!("{:?}", reason.rule));
+                    let is_right = match reason.rule {
+                        Rule::Constraints => drivers.is_empty() && is_version,
+                        Rule::Offered => drivers.is_empty() && is_listed,
+                        Rule::Pair => !choice(&asked).iter().any(fits),
+                        rule => rejected.contains(&rule),
+                    };
+                    prop_assert!(is_right, "{reason:?}");
+                }
                 prop_assert!(!refusal.reasons.is_empty() && !refusal.nearest.is_empty());
-                let Some(near) = refusal.nearest_pick else {
-                    return Ok(());
-                };
-                nearest.set(nearest.get() + 1);
-                (asked.kernel, asked.cuda, asked.candidates) = (None, Vec::new(), None);
+                let near = refusal.nearest_pick;
+                let Some(near) = near else { return Ok(()) };
+                reach("nearest");
                 *near
             }
         };
         prop_assert!(!found.assumed && (found.doubtful || !found.citations.is_empty()));
         let version = &found.recommended;
-        let rules = refusals(&asked.gpus, &asked.cuda, version, found.flavor);
-        prop_assert!(rules.is_empty(), "{found:?}");
+        prop_assert_eq!(found.branch, version.branch());
+        prop_assert!(found.version.iter().all(|one| one == version), "{found:?}");
+        let rules = refusals(&asked, &driver(version, found.flavor));
+        prop_assert!(rules.is_empty(), "{rules:?}: {found:?}");
+        // The driver is also selected as a constraint.
         (asked.branch, asked.version) = (Some(found.branch), Some(version.clone()));
         asked.flavor = Some(found.flavor);
         let again = pick(matrix(), &asked).expect("the same driver");
@@ -121,8 +187,9 @@ fn selections_agree_with_each_other() {
     let ran = TestRunner::new(config).run(&constraints(), property);
     ran.unwrap_or_else(|error| panic!("{error}"));
     // A property without samples is not tested.
-    for count in [selected, nearest, newer] {
-        assert!(count.get() > 0);
+    let needed = "newer selected nearest Constraints Offered Pair MinDriver CudaDriver Kernel";
+    for what in needed.split(' ') {
+        assert!(reached.borrow().contains_key(what), "{what}: {reached:?}");
     }
 }
 
@@ -132,8 +199,8 @@ fn bounds_of_gpus_and_branches() {
     let generation = |name| matrix.generation(name);
     for gpu in &matrix.gpus {
         let name = &gpu.name;
-        let rules =
-            |version: &DriverVersion, flavor| refusals(&[identity(gpu)], &[], version, flavor);
+        let asked = only(vec![identity(gpu)], Vec::new());
+        let rules = |version: &DriverVersion, flavor| refusals(&asked, &driver(version, flavor));
         let mut firsts = gpu.min_drivers.clone();
         if firsts.is_empty() {
             let capability = matrix.capability(gpu.compute_capability).unwrap();
@@ -174,13 +241,12 @@ fn bounds_of_cuda_versions() {
     for toolkit in &matrix.toolkits {
         let cuda = toolkit.version;
         let rejects = |gpus: &[GpuIdentity], version: &DriverVersion, rules: &[Rule]| {
-            let found = refusals(gpus, &[cuda], version, Flavor::Open);
+            let asked = only(gpus.to_vec(), vec![cuda]);
+            let found = refusals(&asked, &driver(version, Flavor::Open));
             found.iter().any(|rule| rules.contains(rule))
         };
-        let major = matrix
-            .cuda_majors
-            .iter()
-            .find(|row| row.major == cuda.major);
+        let mut majors = matrix.cuda_majors.iter();
+        let major = majors.find(|row| row.major == cuda.major);
         let within_major = major.and_then(|row| row.minor_version_min_driver.as_ref());
         let first = within_major.or(toolkit.min_driver.as_ref()).unwrap();
         let [lowest, _] = DriverVersion::bounds(first.branch());
@@ -195,8 +261,9 @@ fn bounds_of_cuda_versions() {
         }
     }
     let newest = &matrix.branches.last().unwrap().newest_version;
-    let unreleased = refusals(&[], &["12.77".parse().unwrap()], newest, Flavor::Open);
-    assert_eq!(unreleased, [Rule::CudaDriver]);
+    let unreleased = only(Vec::new(), vec!["12.77".parse().unwrap()]);
+    let found = refusals(&unreleased, &driver(newest, Flavor::Open));
+    assert_eq!(found, [Rule::CudaDriver]);
 }
 
 /// The mainline release before a kernel.
@@ -217,11 +284,13 @@ fn bounds_of_kernels() {
     empty.kernel_limits.clear();
     empty.kernel_oldest.clear();
     empty.kernel_reports.clear();
-    let result = |matrix: &Matrix, kernel: &_, version: &DriverVersion, flavor: Option<_>| {
-        let (version, flavor) = (version.clone(), flavor.unwrap_or(Flavor::Open));
-        let offer = Candidate { version, flavor };
-        kernel::strongest(matrix, kernel, Some("aarch64"), &offer)
+    let result = |matrix: &Matrix, kernel: &_, version: &DriverVersion, flavor, arch| {
+        kernel::strongest(matrix, kernel, arch, &driver(version, flavor))
             .map_or(Evaluation::Note, |rule_result| rule_result.evaluation)
+    };
+    let last_release = |branch| {
+        let row = matrix().branches.iter().find(|row| row.branch == branch)?;
+        row.newest_date.as_ref().or(row.end_of_life.as_ref())
     };
     let broken = |confidence| match confidence {
         Confidence::Verified => Evaluation::Refuse,
@@ -229,41 +298,64 @@ fn bounds_of_kernels() {
     };
     for row in &matrix().kernel_fixes {
         empty.kernel_fixes = vec![row.clone()];
+        let (flavor, arch) = (row.flavor.unwrap_or(Flavor::Open), row.arch.as_deref());
+        let on = |kernel: &_, version: &_| result(&empty, kernel, version, flavor, arch);
+        let broken = broken(row.confidence);
         for first in &row.first_fixed {
-            let [lowest, _] = DriverVersion::bounds(first.branch());
-            let on = |kernel: &_, version: &_| result(&empty, kernel, version, row.flavor);
-            assert_eq!(on(&row.kernel, &lowest), broken(row.confidence), "{first}");
-            assert_eq!(on(&before(&row.kernel), &lowest), Evaluation::Note);
-            assert!(on(&row.kernel, first) < broken(row.confidence), "{first}");
+            assert!(on(&row.kernel, first) < broken, "{first}");
+        }
+        let fixed = row.first_fixed.iter().map(DriverVersion::branch);
+        let never = row.never_fixed.iter().map(|branch| (*branch, 1));
+        for (branch, bound) in fixed.map(|branch| (branch, 0)).chain(never) {
+            let version = &DriverVersion::bounds(branch)[bound];
+            assert_eq!(on(&before(&row.kernel), version), Evaluation::Note);
+            for other in [None, Some("x86_64"), Some("aarch64")] {
+                let concerns = arch.is_none() || arch == other;
+                let expected = if concerns { broken } else { Evaluation::Note };
+                let found = result(&empty, &row.kernel, version, flavor, other);
+                assert_eq!(found, expected, "{} {version} {other:?}", row.kernel);
+            }
             // Of several rows, the most severe one counts.
-            for other in &matrix().kernel_fixes {
-                let all = result(matrix(), &other.kernel, &lowest, row.flavor);
-                assert!(
-                    all >= on(&other.kernel, &lowest),
-                    "{first}: {}",
-                    other.kernel
-                );
+            for kernel in matrix().kernel_fixes.iter().map(|other| &other.kernel) {
+                let all = result(matrix(), kernel, version, flavor, arch);
+                assert!(all >= on(kernel, version), "{version}: {kernel}");
             }
         }
     }
     empty.kernel_fixes.clear();
     for row in &matrix().kernel_limits {
         empty.kernel_limits = vec![row.clone()];
-        let [lowest, highest] = DriverVersion::bounds(row.driver.branch());
-        let on = |kernel: &_, version: &_| result(&empty, kernel, version, None);
+        let (own, first) = (row.driver.branch(), &row.first_broken);
+        let [lowest, _] = DriverVersion::bounds(own);
+        let on = |kernel: &_, version: &_| result(&empty, kernel, version, Flavor::Open, None);
+        let broken = broken(row.confidence);
         for version in [&lowest, &row.driver] {
             assert_eq!(on(&row.newest_kernel, version), Evaluation::Note);
-            if let Some(kernel) = &row.first_broken {
-                assert_eq!(on(kernel, version), broken(row.confidence), "{version}");
+            if let Some(kernel) = first {
+                assert_eq!(on(kernel, version), broken, "{version}");
                 assert!(on(&before(kernel), version) < Evaluation::Against);
-                assert_eq!(on(kernel, &highest), Evaluation::Note, "{version}");
             }
+        }
+        let Some(kernel) = first else { continue };
+        // A branch that ended before the release of this driver does not build either.
+        for branch in (300..own.0 + 2).map(Branch) {
+            let expected = match last_release(branch) {
+                _ if branch >= own => Evaluation::Note,
+                None => Evaluation::Against,
+                last if last < last_release(own) => broken,
+                _ => Evaluation::Note,
+            };
+            let [_, version] = &DriverVersion::bounds(branch);
+            assert_eq!(on(kernel, version), expected, "{kernel} {version}");
+            assert_eq!(on(&before(kernel), version), Evaluation::Note);
+            let all = result(matrix(), kernel, version, Flavor::Open, None);
+            assert!(all >= expected, "{kernel} {version}");
         }
     }
     empty.kernel_limits.clear();
     for row in &matrix().kernel_oldest {
         empty.kernel_oldest = vec![row.clone()];
-        let on = |kernel: &_, version: &_| result(&empty, kernel, version, None);
+        let on = |kernel: &_, version: &_| result(&empty, kernel, version, Flavor::Open, None);
         for (driver, outside) in [(&row.first_driver, 0), (&row.last_driver, 1)] {
             let Some(version) = driver else { continue };
             let older = &before(&row.kernel);
