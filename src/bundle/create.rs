@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    BundledFile, BundledKey, BundledPackage, BundledSystem, LOCK, MANIFEST, Manifest, PROGRAM,
-    check_characters, empty_directory, remove_tree,
+    BundledKey, BundledPackage, BundledSystem, LOCK, MANIFEST, Manifest, PROGRAM, check_characters,
+    empty_directory, remove_tree,
 };
 use crate::{
     change::packages::{
@@ -15,7 +15,10 @@ use crate::{
         repository::{KEY_LIMIT, Keyring, evaluate, has_accepted_key},
     },
     config::desired::Prebuilt,
-    host::{Cmd, Files, Host, digest::sha256},
+    host::{
+        Cmd, Files, Host,
+        digest::{ContentDigest, sha256},
+    },
     model::{packages::Repository, text::bytes},
     modules::{SOURCE_TIME_LIMIT, archive},
     tools::{
@@ -321,21 +324,20 @@ impl Creation<'_> {
             )
             .advice("run the command again; a mirror may have been updated at the same time")
         };
-        let content = (self.files.read(from)?).ok_or_else(|| failed("was not downloaded"))?;
-        if sha256_expected.is_some_and(|expected| *expected != sha256(&content)) {
+        let copied = self.files.copy(from, &self.recipe.out.join(to), 0o644)?;
+        let content = copied.ok_or_else(|| failed("was not downloaded"))?;
+        if sha256_expected.is_some_and(|expected| *expected != content.sha256) {
             return Err(failed("has another SHA-256 than its repository lists"));
         }
-        self.write(to, &content, 0o644)
+        self.manifest.files.insert(to.to_owned(), content.into());
+        Ok(())
     }
 
     fn write(&mut self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), ChangeError> {
         self.files
             .write(&self.recipe.out.join(path), content, mode)?;
-        let file = BundledFile {
-            size: content.len() as u64,
-            sha256: sha256(content),
-        };
-        self.manifest.files.insert(path.to_owned(), file);
+        let content = ContentDigest::of(content);
+        self.manifest.files.insert(path.to_owned(), content.into());
         Ok(())
     }
 

@@ -143,7 +143,11 @@ impl Bundle {
                             "`{path}` has {} bytes instead of {}",
                             stat.size, file.size
                         )),
-                        Some(file) if reads && self.digest(files, path)? != file.sha256 => {
+                        Some(file)
+                            if reads
+                                && files.digest(&at)?.map(BundledFile::from).as_ref()
+                                    != Some(file) =>
+                        {
                             differences.push(format!("`{path}` has another SHA-256"));
                         }
                         Some(_) => {}
@@ -160,11 +164,6 @@ impl Bundle {
         }
         differences.sort();
         Ok(differences)
-    }
-
-    fn digest(&self, files: &dyn ReadFiles, path: &Utf8Path) -> Result<String, FilesError> {
-        let content = files.read(&self.directory.join(path))?;
-        Ok(sha256(&content.unwrap_or_default()))
     }
 
     /// Returns the content of a file that root uses directly, after its digest was verified.
