@@ -44,6 +44,8 @@ const MOST_LISTED: usize = 10;
 pub struct Bundle {
     directory: Utf8PathBuf,
     manifest: Manifest,
+    /// The SHA-256 of the manifest.
+    digest: String,
 }
 
 impl Bundle {
@@ -71,6 +73,7 @@ impl Bundle {
         Ok(Self {
             directory: directory.to_owned(),
             manifest,
+            digest: sha256(text.as_bytes()),
         })
     }
 
@@ -107,8 +110,9 @@ impl Bundle {
         for path in self.manifest.files.keys() {
             if let Some(why) = trusted::unusable(files, &directory.join(path))? {
                 return Err(unusable(directory, &why).advice(format!(
-                    "copy the bundle as root, or run `chown -R root:root {directory}` and `chmod -R go-w {directory}`, then \
-                     `gpu-bootstrap bundle verify {directory}`"
+                    "run `chown -R root:root {directory}` and `chmod -R go-w {directory}`; then copy the bundle again, or \
+                     compare the SHA-256 of its manifest (`sha256sum {directory}/{MANIFEST}`) with the value that `bundle create` \
+                     printed, and run `gpu-bootstrap bundle verify {directory}`"
                 )));
             }
         }
@@ -193,6 +197,11 @@ impl Bundle {
     /// The contents of the bundle.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// The SHA-256 of the manifest, which identifies the bundle.
+    pub fn digest(&self) -> &str {
+        &self.digest
     }
 
     /// The names and versions of the packages.

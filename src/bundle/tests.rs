@@ -175,6 +175,8 @@ fn unusable_directory_is_rejected() {
             .contains("`/srv/bundle/keys/vendor` is writable by non-root users"),
         "{error}"
     );
+    let hint = error.hint.unwrap_or_default();
+    assert!(hint.contains("the SHA-256 of its manifest"), "{hint}");
     fakes.files.own("/srv/bundle/keys/vendor", 0, 0);
     fakes.files.put_link("/srv/a link", DIRECTORY);
     assert!(Bundle::open(&*host.files, "/srv/a link".into(), true).is_ok());
@@ -336,6 +338,7 @@ async fn bundle_is_created_and_verified() {
     assert_eq!((bundle.packages, bundle.files), (1, 8));
     let opened = open(&host).unwrap();
     assert_eq!(opened.verify(&*host.files).unwrap(), [""; 0]);
+    assert_eq!(opened.digest(), bundle.digest);
     let expected = ("runc".to_owned(), "1.1.5+ds1-1".to_owned());
     assert_eq!(opened.packages(), BTreeSet::from([expected]));
     let package = "/srv/bundle/mirrors/0/pool/r/runc_1.1.5+ds1-1_amd64.deb";

@@ -203,6 +203,7 @@ fn verify(
                     "packages": manifest.packages.len(),
                     "files": manifest.files.len(),
                     "bytes": manifest.bytes(),
+                    "manifest-sha256": bundle.digest(),
                     "differences": differences,
                 }),
             )?;
@@ -218,12 +219,14 @@ fn verify(
                     system.arch,
                     system.kernel,
                     bytes(manifest.bytes())
-                )
+                )?;
+                writeln!(to, "SHA-256 of its manifest: {}", bundle.digest())
             })?;
         }
         OutputFormat::Human => {
             print::show(&mut console.out, |to| {
-                (differences.iter()).try_for_each(|difference| writeln!(to, "{difference}"))
+                (differences.iter()).try_for_each(|difference| writeln!(to, "{difference}"))?;
+                writeln!(to, "SHA-256 of its manifest: {}", bundle.digest())
             })?;
             let message = format!(
                 "failed to verify the bundle `{directory}`: {} from its manifest",
