@@ -38,6 +38,12 @@ pub const PROGRAM: &str = "gpu-bootstrap";
 /// The largest number of files that an error lists.
 const MOST_LISTED: usize = 10;
 
+/// The differences between a bundle and its manifest, and its entries that not all users can read.
+struct Comparison {
+    differences: Vec<String>,
+    unreadable: Vec<Utf8PathBuf>,
+}
+
 /// A bundle whose files exist with their sizes. Digests of packages are verified by [`Bundle::verify`], and by the package
 /// manager.
 #[derive(Debug, Clone)]
@@ -93,7 +99,9 @@ impl Bundle {
         let bundle = Self::read(files, &directory, by_root)?;
         check_characters(&directory)?;
         check_access(files, &directory)?;
-        damaged(&directory, &bundle.differences(files, false)?)?;
+        let comparison = bundle.compared(files, false)?;
+        damaged(&directory, &comparison.differences)?;
+        check_readable(&directory, &comparison.unreadable)?;
         if by_root {
             bundle.check_owners(files)?;
         }
@@ -124,12 +132,12 @@ impl Bundle {
     /// # Errors
     /// If a file cannot be read. Differences are not an error.
     pub fn verify(&self, files: &dyn ReadFiles) -> Result<Vec<String>, ChangeError> {
-        Ok(self.differences(files, true)?)
+        Ok(self.compared(files, true)?.differences)
     }
 
-    /// Returns the differences from the manifest: missing and foreign files, links, sizes, and with `reads` digests.
-    fn differences(&self, files: &dyn ReadFiles, reads: bool) -> Result<Vec<String>, FilesError> {
-        let mut differences = Vec::new();
+    /// Compares the bundle with its manifest: missing and foreign files, links, sizes, and with `reads` digests.
+    fn compared(&self, files: &dyn ReadFiles, reads: bool) -> Result<Comparison, FilesError> {
+        let (mut differences, mut unreadable) = (Vec::new(), Vec::new());
         let mut rest = vec![self.directory.clone()];
         while let Some(directory) = rest.pop() {
             for name in files.list(&directory)? {
@@ -138,6 +146,14 @@ impl Bundle {
                     continue;
                 };
                 let path = at.strip_prefix(&self.directory).unwrap_or(&at);
+                let needed = match stat.kind {
+                    FileKind::File => 0o004,
+                    FileKind::Directory => 0o005,
+                    _ => 0,
+                };
+                if stat.mode & needed != needed {
+                    unreadable.push(path.to_owned());
+                }
                 match stat.kind {
                     FileKind::Directory => rest.push(at),
                     FileKind::File if path == MANIFEST => {}
@@ -167,7 +183,11 @@ impl Bundle {
             }
         }
         differences.sort();
-        Ok(differences)
+        unreadable.sort();
+        Ok(Comparison {
+            differences,
+            unreadable,
+        })
     }
 
     /// Returns the content of a file that root uses directly, after its digest was verified.
@@ -280,14 +300,28 @@ fn check_characters(directory: &Utf8Path) -> Result<(), ChangeError> {
     }
 }
 
+fn inaccessible(directory: &Utf8Path, at: &Utf8Path) -> ChangeError {
+    let why =
+        format!("`{at}` is not accessible for all users, such as the user that downloads packages");
+    unusable(directory, &why)
+}
+
+/// Checks that all users can read the files, because a package manager may read them as an unprivileged user.
+fn check_readable(directory: &Utf8Path, unreadable: &[Utf8PathBuf]) -> Result<(), ChangeError> {
+    match unreadable.first() {
+        None => Ok(()),
+        Some(path) => {
+            let remedy = format!("run `chmod -R o+rX {directory}`");
+            Err(inaccessible(directory, path).advice(remedy))
+        }
+    }
+}
+
 /// Checks that all users can reach the bundle, because a package manager may read it as an unprivileged user.
 fn check_access(files: &dyn ReadFiles, directory: &Utf8Path) -> Result<(), ChangeError> {
     for at in directory.ancestors() {
         if files.stat(at)?.is_some_and(|stat| stat.mode & 0o001 == 0) {
-            let why = format!(
-                "`{at}` is not accessible for all users, such as the user that downloads packages"
-            );
-            return Err(unusable(directory, &why).advice(format!(
+            return Err(inaccessible(directory, at).advice(format!(
                 "move the bundle to a directory such as `/srv`, or run `chmod o+x {at}`"
             )));
         }

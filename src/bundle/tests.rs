@@ -189,6 +189,37 @@ fn unusable_directory_is_rejected() {
     );
 }
 
+#[test]
+fn bundle_that_other_users_cannot_read_is_rejected() {
+    let close: [(&str, Damage); 3] = [
+        ("keys/vendor", |files| {
+            files.put_mode("/srv/bundle/keys/vendor", "key", 0o640)
+        }),
+        ("keys", |files| {
+            files.take("/srv/bundle/keys");
+            files.put_directory("/srv/bundle/keys", 0o754);
+            files.put("/srv/bundle/keys/vendor", "key");
+        }),
+        ("keys", |files| {
+            files.take("/srv/bundle/keys");
+            files.put_directory("/srv/bundle/keys", 0o751);
+            files.put("/srv/bundle/keys/vendor", "key");
+        }),
+    ];
+    for (path, close) in close {
+        let (host, fakes) = fake::host();
+        bundle(&fakes);
+        close(&fakes.files);
+        let error = open(&host).unwrap_err();
+        let why = format!("`{path}` is not accessible for all users");
+        assert!(error.what.contains(&why), "{error}");
+        assert_eq!(
+            error.hint.as_deref(),
+            Some("run `chmod -R o+rX /srv/bundle`")
+        );
+    }
+}
+
 #[tokio::test]
 async fn commands_and_keys_are_redirected() {
     let (host, fakes) = fake::host();
