@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
     BundledKey, BundledPackage, BundledSystem, LOCK, MANIFEST, Manifest, PROGRAM, check_characters,
-    empty_directory, remove_tree,
+    empty_directory, remove_contents, remove_tree,
 };
 use crate::{
     change::packages::{
@@ -15,6 +15,7 @@ use crate::{
         repository::{KEY_LIMIT, Keyring, evaluate, has_accepted_key},
     },
     config::desired::Prebuilt,
+    error::one_line,
     host::{
         Cmd, Files, Host,
         digest::{ContentDigest, sha256},
@@ -76,7 +77,8 @@ pub struct CreatedBundle {
     pub digest: String,
 }
 
-/// Creates a bundle. `say` gets progress messages. After an error, the directory is empty.
+/// Creates a bundle. `say` gets progress messages. After an error, the new files are removed, and the directory if it is new. If
+/// that also fails, `say` gets this error.
 ///
 /// # Errors
 /// If the directory is not empty, a source is not available, or a package is not offered.
@@ -90,6 +92,7 @@ pub async fn create(
         return Err(ChangeError::unsupported("create a bundle"));
     };
     check_characters(recipe.out)?;
+    let existed = host.files.exists(recipe.out)?;
     empty_directory(&*host.files, recipe.out)?;
     let mut creation = Creation {
         host,
@@ -105,14 +108,23 @@ pub async fn create(
         ),
     };
     let created = creation.run(say).await;
-    // Without a manifest, the files are of no use. The first error is the important one.
-    let removed = match &created {
-        Ok(_) => remove_tree(&*host.files, &creation.state),
-        Err(_) => remove_tree(&*host.files, recipe.out),
+    if created.is_ok() {
+        remove_tree(&*host.files, &creation.state)?;
+        return created;
+    }
+    // Without a manifest, the files are of no use.
+    let removed = match existed {
+        true => remove_contents(&*host.files, recipe.out),
+        false => remove_tree(&*host.files, recipe.out),
     };
-    let created = created?;
-    removed?;
-    Ok(created)
+    if let Err(error) = removed {
+        let error = one_line(&error);
+        say(&format!(
+            "failed to remove the incomplete bundle `{}`: {error}",
+            recipe.out
+        ));
+    }
+    created
 }
 
 struct Creation<'a> {

@@ -342,6 +342,12 @@ fn remove_tree(files: &dyn Files, directory: &Utf8Path) -> Result<(), FilesError
     if files.stat(directory)?.is_none() {
         return Ok(());
     }
+    remove_contents(files, directory)?;
+    files.remove_empty_directory(directory).map(drop)
+}
+
+/// Removes the contents of a directory. Links are not followed.
+fn remove_contents(files: &dyn Files, directory: &Utf8Path) -> Result<(), FilesError> {
     for name in files.list(directory)? {
         let path = directory.join(name);
         match files.stat(&path)?.map(|stat| stat.kind) {
@@ -350,7 +356,7 @@ fn remove_tree(files: &dyn Files, directory: &Utf8Path) -> Result<(), FilesError
             None => {}
         }
     }
-    files.remove_empty_directory(directory).map(drop)
+    Ok(())
 }
 
 /// Creates an empty directory that only root can change.

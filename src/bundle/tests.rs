@@ -1,10 +1,10 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, io};
 
 use super::{create::Recipe, *};
 use crate::{
     host::{
         Cmd, Output,
-        fake::{self, FakeFiles, Fakes, failed, ok},
+        fake::{self, FakeFiles, Fakes, Mutation, failed, ok},
     },
     model::{
         packages::{Repository, Signed},
@@ -341,6 +341,15 @@ async fn created(
     version: &str,
     repository: Repository,
 ) -> Result<create::CreatedBundle, ChangeError> {
+    created_saying(host, version, repository, &mut |_| {}).await
+}
+
+async fn created_saying(
+    host: &Host,
+    version: &str,
+    repository: Repository,
+    say: &mut (dyn FnMut(&str) + Send),
+) -> Result<create::CreatedBundle, ChangeError> {
     let recipe = Recipe {
         out: DIRECTORY.into(),
         manager: Manager::Apt,
@@ -352,7 +361,7 @@ async fn created(
         modules: None,
         program: "/usr/bin/gpu-bootstrap".into(),
     };
-    create::create(host, &recipe, &mut |_| {}).await
+    create::create(host, &recipe, say).await
 }
 
 #[tokio::test]
@@ -387,12 +396,15 @@ async fn bundle_is_created_and_verified() {
 }
 
 #[tokio::test]
-async fn failed_creation_leaves_nothing() {
-    for (version, fingerprint, reason) in [
-        ("2", "00", "bundle-incomplete"),
-        ("1.1.5+ds1-1", "00", "key-mismatch"),
+async fn failed_creation_removes_its_files() {
+    for (version, fingerprint, reason, existed) in [
+        ("2", "00", "bundle-incomplete", false),
+        ("1.1.5+ds1-1", "00", "key-mismatch", true),
     ] {
         let (host, fakes) = fake::host();
+        if existed {
+            fakes.files.put_directory(DIRECTORY, 0o755);
+        }
         downloads(&fakes);
         let keys = include_bytes!("../../tests/keys/two.asc");
         fakes.http.serve(KEY, keys.to_vec());
@@ -400,6 +412,29 @@ async fn failed_creation_leaves_nothing() {
             .await
             .unwrap_err();
         assert_eq!(error.reason, reason, "{error}");
-        assert!(!host.files.exists(DIRECTORY.into()).unwrap());
+        assert_eq!(host.files.exists(DIRECTORY.into()).unwrap(), existed);
+        assert_eq!(host.files.list(DIRECTORY.into()).unwrap(), [""; 0]);
     }
+}
+
+#[tokio::test]
+async fn failed_removal_after_a_failed_creation_is_reported() {
+    let (host, fakes) = fake::host();
+    downloads(&fakes);
+    fakes.files.before_mutations(|_, mutation| match mutation {
+        Mutation::File("remove", _) => Err(io::Error::other("broken disk")),
+        _ => Ok(()),
+    });
+    let mut said = Vec::new();
+    let mut say = |line: &str| said.push(line.to_owned());
+    let error = created_saying(&host, "2", vendor("00"), &mut say)
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason, "bundle-incomplete");
+    let last = said.last().unwrap();
+    assert!(
+        last.starts_with("failed to remove the incomplete bundle `/srv/bundle`: ")
+            && last.contains("broken disk"),
+        "{last}"
+    );
 }
