@@ -166,8 +166,9 @@ impl Creation<'_> {
                 ListOrigin::Downloaded(_) => None,
             })
             .collect();
-        let wanted: Vec<&Download> = packages.iter().map(|package| &package.download).collect();
-        self.check_space(listed.iter().chain(&wanted).copied())?;
+        let package_downloads: Vec<&Download> =
+            packages.iter().map(|package| &package.download).collect();
+        self.check_space(listed.iter().chain(&package_downloads).copied())?;
         self.fetch(&listed, "lists-again").await?;
         for (path, list) in &lists {
             match &list.origin {
@@ -175,13 +176,13 @@ impl Creation<'_> {
                 ListOrigin::At(download) => self.take(download, "lists-again", path)?,
             }
         }
-        let size: u64 = wanted.iter().map(|download| download.size).sum();
+        let size: u64 = package_downloads.iter().map(|download| download.size).sum();
         say(&format!(
             "downloading {} packages ({})",
             packages.len(),
             bytes(size)
         ));
-        self.fetch(&wanted, "packages").await?;
+        self.fetch(&package_downloads, "packages").await?;
         for package in &packages {
             let path = at[&package.repository].join(&package.path);
             self.take(&package.download, "packages", &path)?;
@@ -397,15 +398,15 @@ impl Creation<'_> {
         let (name, trust) = (target.archive(), prebuilt.trust());
         let mut whys = Vec::new();
         for source in &prebuilt.sources {
-            let asked = archive(self.host, source, &name, &trust);
-            let asked = tokio::time::timeout(SOURCE_TIME_LIMIT, asked).await;
-            let asked = asked.unwrap_or_else(|_| {
+            let fetched = archive(self.host, source, &name, &trust);
+            let fetched = tokio::time::timeout(SOURCE_TIME_LIMIT, fetched).await;
+            let fetched = fetched.unwrap_or_else(|_| {
                 Err(format!(
                     "it took more than {} s",
                     SOURCE_TIME_LIMIT.as_secs()
                 ))
             });
-            match asked {
+            match fetched {
                 Ok((archive, signature)) => {
                     let path = Utf8Path::new(MODULES).join(&name);
                     self.write(&path, &archive, 0o644)?;

@@ -6,7 +6,7 @@
 //! files of the machine are not changed, so there is nothing to undo. Packages are verified with the keys of the machine,
 //! and downloaded keys by their fingerprints: a bundle is not trusted more than a download.
 //!
-//! The differences between package managers are in `tools::packages::mirrors`.
+//! Each package manager implements `tools::packages::mirrors::Mirrors`.
 
 pub mod create;
 mod manifest;
