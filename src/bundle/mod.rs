@@ -50,8 +50,6 @@ struct Comparison {
 pub struct Bundle {
     directory: Utf8PathBuf,
     manifest: Manifest,
-    /// The SHA-256 of the manifest.
-    digest: String,
 }
 
 impl Bundle {
@@ -79,7 +77,6 @@ impl Bundle {
         Ok(Self {
             directory: directory.to_owned(),
             manifest,
-            digest: sha256(text.as_bytes()),
         })
     }
 
@@ -219,9 +216,13 @@ impl Bundle {
         &self.manifest
     }
 
-    /// The SHA-256 of the manifest, which identifies the bundle.
-    pub fn digest(&self) -> &str {
-        &self.digest
+    /// Returns the SHA-256 of the manifest, which identifies the bundle.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn digest(&self, files: &dyn ReadFiles) -> Result<String, ChangeError> {
+        let content = files.read(&self.directory.join(MANIFEST))?;
+        Ok(sha256(&content.unwrap_or_default()))
     }
 
     /// The names and versions of the packages.

@@ -378,7 +378,7 @@ async fn bundle_is_created_and_verified() {
     assert_eq!((bundle.packages, bundle.files), (1, 8));
     let opened = open(&host).unwrap();
     assert_eq!(opened.verify(&*host.files).unwrap(), [""; 0]);
-    assert_eq!(opened.digest(), bundle.digest);
+    assert_eq!(opened.digest(&*host.files).unwrap(), bundle.digest);
     let expected = ("runc".to_owned(), "1.1.5+ds1-1".to_owned());
     assert_eq!(opened.packages(), BTreeSet::from([expected]));
     let package = "/srv/bundle/mirrors/0/pool/r/runc_1.1.5+ds1-1_amd64.deb";

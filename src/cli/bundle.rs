@@ -191,6 +191,7 @@ fn verify(
     let files = &*host.files;
     let bundle = Bundle::read(files, &directory, env.root)?;
     let differences = bundle.verify(files)?;
+    let digest = bundle.digest(files)?;
     let manifest = bundle.manifest();
     let system = &manifest.system;
     match args.output.format {
@@ -203,7 +204,7 @@ fn verify(
                     "packages": manifest.packages.len(),
                     "files": manifest.files.len(),
                     "bytes": manifest.bytes(),
-                    "manifest-sha256": bundle.digest(),
+                    "manifest-sha256": digest,
                     "differences": differences,
                 }),
             )?;
@@ -220,13 +221,13 @@ fn verify(
                     system.kernel,
                     bytes(manifest.bytes())
                 )?;
-                writeln!(to, "SHA-256 of its manifest: {}", bundle.digest())
+                writeln!(to, "SHA-256 of its manifest: {digest}")
             })?;
         }
         OutputFormat::Human => {
             print::show(&mut console.out, |to| {
                 (differences.iter()).try_for_each(|difference| writeln!(to, "{difference}"))?;
-                writeln!(to, "SHA-256 of its manifest: {}", bundle.digest())
+                writeln!(to, "SHA-256 of its manifest: {digest}")
             })?;
             let message = format!(
                 "failed to verify the bundle `{directory}`: {} from its manifest",
