@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    BundledFile, BundledKey, BundledPackage, BundledSystem, LOCK, MANIFEST, Manifest, PROGRAM,
-    check_characters, empty_directory, remove_tree,
+    BundledKey, BundledPackage, BundledSystem, LOCK, MANIFEST, Manifest, PROGRAM, check_characters,
+    empty_directory, remove_contents, remove_tree,
 };
 use crate::{
     change::packages::{
@@ -15,7 +15,11 @@ use crate::{
         repository::{KEY_LIMIT, Keyring, evaluate, has_accepted_key},
     },
     config::desired::Prebuilt,
-    host::{Cmd, Files, Host, digest::sha256},
+    error::one_line,
+    host::{
+        Cmd, Files, Host,
+        digest::{ContentDigest, sha256},
+    },
     model::{packages::Repository, text::bytes},
     modules::{SOURCE_TIME_LIMIT, archive},
     tools::{
@@ -73,7 +77,8 @@ pub struct CreatedBundle {
     pub digest: String,
 }
 
-/// Creates a bundle. `say` gets progress messages. After an error, the directory is empty.
+/// Creates a bundle. `say` gets progress messages. After an error, the new files are removed, and the directory if it is new. If
+/// that also fails, `say` gets this error.
 ///
 /// # Errors
 /// If the directory is not empty, a source is not available, or a package is not offered.
@@ -87,6 +92,7 @@ pub async fn create(
         return Err(ChangeError::unsupported("create a bundle"));
     };
     check_characters(recipe.out)?;
+    let existed = host.files.exists(recipe.out)?;
     empty_directory(&*host.files, recipe.out)?;
     let mut creation = Creation {
         host,
@@ -102,14 +108,23 @@ pub async fn create(
         ),
     };
     let created = creation.run(say).await;
-    // Without a manifest, the files are of no use. The first error is the important one.
-    let removed = match &created {
-        Ok(_) => remove_tree(&*host.files, &creation.state),
-        Err(_) => remove_tree(&*host.files, recipe.out),
+    if created.is_ok() {
+        remove_tree(&*host.files, &creation.state)?;
+        return created;
+    }
+    // Without a manifest, the files are of no use.
+    let removed = match existed {
+        true => remove_contents(&*host.files, recipe.out),
+        false => remove_tree(&*host.files, recipe.out),
     };
-    let created = created?;
-    removed?;
-    Ok(created)
+    if let Err(error) = removed {
+        let error = one_line(&error);
+        say(&format!(
+            "failed to remove the incomplete bundle `{}`: {error}",
+            recipe.out
+        ));
+    }
+    created
 }
 
 struct Creation<'a> {
@@ -151,8 +166,9 @@ impl Creation<'_> {
                 ListOrigin::Downloaded(_) => None,
             })
             .collect();
-        let wanted: Vec<&Download> = packages.iter().map(|package| &package.download).collect();
-        self.check_space(listed.iter().chain(&wanted).copied())?;
+        let package_downloads: Vec<&Download> =
+            packages.iter().map(|package| &package.download).collect();
+        self.check_space(listed.iter().chain(&package_downloads).copied())?;
         self.fetch(&listed, "lists-again").await?;
         for (path, list) in &lists {
             match &list.origin {
@@ -160,13 +176,13 @@ impl Creation<'_> {
                 ListOrigin::At(download) => self.take(download, "lists-again", path)?,
             }
         }
-        let size: u64 = wanted.iter().map(|download| download.size).sum();
+        let size: u64 = package_downloads.iter().map(|download| download.size).sum();
         say(&format!(
             "downloading {} packages ({})",
             packages.len(),
             bytes(size)
         ));
-        self.fetch(&wanted, "packages").await?;
+        self.fetch(&package_downloads, "packages").await?;
         for package in &packages {
             let path = at[&package.repository].join(&package.path);
             self.take(&package.download, "packages", &path)?;
@@ -321,21 +337,20 @@ impl Creation<'_> {
             )
             .advice("run the command again; a mirror may have been updated at the same time")
         };
-        let content = (self.files.read(from)?).ok_or_else(|| failed("was not downloaded"))?;
-        if sha256_expected.is_some_and(|expected| *expected != sha256(&content)) {
+        let copied = self.files.copy(from, &self.recipe.out.join(to), 0o644)?;
+        let content = copied.ok_or_else(|| failed("was not downloaded"))?;
+        if sha256_expected.is_some_and(|expected| *expected != content.sha256) {
             return Err(failed("has another SHA-256 than its repository lists"));
         }
-        self.write(to, &content, 0o644)
+        self.manifest.files.insert(to.to_owned(), content.into());
+        Ok(())
     }
 
     fn write(&mut self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), ChangeError> {
         self.files
             .write(&self.recipe.out.join(path), content, mode)?;
-        let file = BundledFile {
-            size: content.len() as u64,
-            sha256: sha256(content),
-        };
-        self.manifest.files.insert(path.to_owned(), file);
+        let content = ContentDigest::of(content);
+        self.manifest.files.insert(path.to_owned(), content.into());
         Ok(())
     }
 
@@ -383,15 +398,15 @@ impl Creation<'_> {
         let (name, trust) = (target.archive(), prebuilt.trust());
         let mut whys = Vec::new();
         for source in &prebuilt.sources {
-            let asked = archive(self.host, source, &name, &trust);
-            let asked = tokio::time::timeout(SOURCE_TIME_LIMIT, asked).await;
-            let asked = asked.unwrap_or_else(|_| {
+            let fetched = archive(self.host, source, &name, &trust);
+            let fetched = tokio::time::timeout(SOURCE_TIME_LIMIT, fetched).await;
+            let fetched = fetched.unwrap_or_else(|_| {
                 Err(format!(
                     "it took more than {} s",
                     SOURCE_TIME_LIMIT.as_secs()
                 ))
             });
-            match asked {
+            match fetched {
                 Ok((archive, signature)) => {
                     let path = Utf8Path::new(MODULES).join(&name);
                     self.write(&path, &archive, 0o644)?;

@@ -7,6 +7,7 @@ use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    host::digest::ContentDigest,
     model::{text::beginning, version::KernelVersion},
     tools::packages::{Manager, mirrors::Mirror},
 };
@@ -79,6 +80,15 @@ pub struct BundledFile {
     pub size: u64,
     /// SHA-256 in lower-case hex.
     pub sha256: String,
+}
+
+impl From<ContentDigest> for BundledFile {
+    fn from(content: ContentDigest) -> Self {
+        Self {
+            size: content.size,
+            sha256: content.sha256,
+        }
+    }
 }
 
 /// Whether a path stays in the bundle.

@@ -6,7 +6,7 @@
 //! files of the machine are not changed, so there is nothing to undo. Packages are verified with the keys of the machine,
 //! and downloaded keys by their fingerprints: a bundle is not trusted more than a download.
 //!
-//! The differences between package managers are in `tools::packages::mirrors`.
+//! Each package manager implements `tools::packages::mirrors::Mirrors`.
 
 pub mod create;
 mod manifest;
@@ -37,6 +37,12 @@ pub const PROGRAM: &str = "gpu-bootstrap";
 
 /// The largest number of files that an error lists.
 const MOST_LISTED: usize = 10;
+
+/// The differences between a bundle and its manifest, and its entries that not all users can read.
+struct Comparison {
+    differences: Vec<String>,
+    unreadable: Vec<Utf8PathBuf>,
+}
 
 /// A bundle whose files exist with their sizes. Digests of packages are verified by [`Bundle::verify`], and by the package
 /// manager.
@@ -90,7 +96,9 @@ impl Bundle {
         let bundle = Self::read(files, &directory, by_root)?;
         check_characters(&directory)?;
         check_access(files, &directory)?;
-        damaged(&directory, &bundle.differences(files, false)?)?;
+        let comparison = bundle.compared(files, false)?;
+        damaged(&directory, &comparison.differences)?;
+        check_readable(&directory, &comparison.unreadable)?;
         if by_root {
             bundle.check_owners(files)?;
         }
@@ -107,8 +115,9 @@ impl Bundle {
         for path in self.manifest.files.keys() {
             if let Some(why) = trusted::unusable(files, &directory.join(path))? {
                 return Err(unusable(directory, &why).advice(format!(
-                    "copy the bundle as root, or run `chown -R root:root {directory}` and `chmod -R go-w {directory}`, then \
-                     `gpu-bootstrap bundle verify {directory}`"
+                    "run `chown -R root:root {directory}` and `chmod -R go-w {directory}`; then copy the bundle again, or \
+                     compare the SHA-256 of its manifest (`sha256sum {directory}/{MANIFEST}`) with the value that `bundle create` \
+                     printed, and run `gpu-bootstrap bundle verify {directory}`"
                 )));
             }
         }
@@ -120,12 +129,12 @@ impl Bundle {
     /// # Errors
     /// If a file cannot be read. Differences are not an error.
     pub fn verify(&self, files: &dyn ReadFiles) -> Result<Vec<String>, ChangeError> {
-        Ok(self.differences(files, true)?)
+        Ok(self.compared(files, true)?.differences)
     }
 
-    /// Returns the differences from the manifest: missing and foreign files, links, sizes, and with `reads` digests.
-    fn differences(&self, files: &dyn ReadFiles, reads: bool) -> Result<Vec<String>, FilesError> {
-        let mut differences = Vec::new();
+    /// Compares the bundle with its manifest: missing and foreign files, links, sizes, and with `reads` digests.
+    fn compared(&self, files: &dyn ReadFiles, reads: bool) -> Result<Comparison, FilesError> {
+        let (mut differences, mut unreadable) = (Vec::new(), Vec::new());
         let mut rest = vec![self.directory.clone()];
         while let Some(directory) = rest.pop() {
             for name in files.list(&directory)? {
@@ -134,6 +143,14 @@ impl Bundle {
                     continue;
                 };
                 let path = at.strip_prefix(&self.directory).unwrap_or(&at);
+                let needed = match stat.kind {
+                    FileKind::File => 0o004,
+                    FileKind::Directory => 0o005,
+                    _ => 0,
+                };
+                if stat.mode & needed != needed {
+                    unreadable.push(path.to_owned());
+                }
                 match stat.kind {
                     FileKind::Directory => rest.push(at),
                     FileKind::File if path == MANIFEST => {}
@@ -143,7 +160,11 @@ impl Bundle {
                             "`{path}` has {} bytes instead of {}",
                             stat.size, file.size
                         )),
-                        Some(file) if reads && self.digest(files, path)? != file.sha256 => {
+                        Some(file)
+                            if reads
+                                && files.digest(&at)?.map(BundledFile::from).as_ref()
+                                    != Some(file) =>
+                        {
                             differences.push(format!("`{path}` has another SHA-256"));
                         }
                         Some(_) => {}
@@ -159,12 +180,11 @@ impl Bundle {
             }
         }
         differences.sort();
-        Ok(differences)
-    }
-
-    fn digest(&self, files: &dyn ReadFiles, path: &Utf8Path) -> Result<String, FilesError> {
-        let content = files.read(&self.directory.join(path))?;
-        Ok(sha256(&content.unwrap_or_default()))
+        unreadable.sort();
+        Ok(Comparison {
+            differences,
+            unreadable,
+        })
     }
 
     /// Returns the content of a file that root uses directly, after its digest was verified.
@@ -194,6 +214,15 @@ impl Bundle {
     /// The contents of the bundle.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// Returns the SHA-256 of the manifest, which identifies the bundle.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn digest(&self, files: &dyn ReadFiles) -> Result<String, ChangeError> {
+        let content = files.read(&self.directory.join(MANIFEST))?;
+        Ok(sha256(&content.unwrap_or_default()))
     }
 
     /// The names and versions of the packages.
@@ -272,14 +301,28 @@ fn check_characters(directory: &Utf8Path) -> Result<(), ChangeError> {
     }
 }
 
+fn inaccessible(directory: &Utf8Path, at: &Utf8Path) -> ChangeError {
+    let why =
+        format!("`{at}` is not accessible for all users, such as the user that downloads packages");
+    unusable(directory, &why)
+}
+
+/// Checks that all users can read the files, because a package manager may read them as an unprivileged user.
+fn check_readable(directory: &Utf8Path, unreadable: &[Utf8PathBuf]) -> Result<(), ChangeError> {
+    match unreadable.first() {
+        None => Ok(()),
+        Some(path) => {
+            let remedy = format!("run `chmod -R o+rX {directory}`");
+            Err(inaccessible(directory, path).advice(remedy))
+        }
+    }
+}
+
 /// Checks that all users can reach the bundle, because a package manager may read it as an unprivileged user.
 fn check_access(files: &dyn ReadFiles, directory: &Utf8Path) -> Result<(), ChangeError> {
     for at in directory.ancestors() {
         if files.stat(at)?.is_some_and(|stat| stat.mode & 0o001 == 0) {
-            let why = format!(
-                "`{at}` is not accessible for all users, such as the user that downloads packages"
-            );
-            return Err(unusable(directory, &why).advice(format!(
+            return Err(inaccessible(directory, at).advice(format!(
                 "move the bundle to a directory such as `/srv`, or run `chmod o+x {at}`"
             )));
         }
@@ -300,6 +343,12 @@ fn remove_tree(files: &dyn Files, directory: &Utf8Path) -> Result<(), FilesError
     if files.stat(directory)?.is_none() {
         return Ok(());
     }
+    remove_contents(files, directory)?;
+    files.remove_empty_directory(directory).map(drop)
+}
+
+/// Removes the contents of a directory. Links are not followed.
+fn remove_contents(files: &dyn Files, directory: &Utf8Path) -> Result<(), FilesError> {
     for name in files.list(directory)? {
         let path = directory.join(name);
         match files.stat(&path)?.map(|stat| stat.kind) {
@@ -308,7 +357,7 @@ fn remove_tree(files: &dyn Files, directory: &Utf8Path) -> Result<(), FilesError
             None => {}
         }
     }
-    files.remove_empty_directory(directory).map(drop)
+    Ok(())
 }
 
 /// Creates an empty directory that only root can change.

@@ -1,10 +1,10 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, io};
 
 use super::{create::Recipe, *};
 use crate::{
     host::{
         Cmd, Output,
-        fake::{self, FakeFiles, Fakes, failed, ok},
+        fake::{self, FakeFiles, Fakes, Mutation, failed, ok},
     },
     model::{
         packages::{Repository, Signed},
@@ -175,6 +175,8 @@ fn unusable_directory_is_rejected() {
             .contains("`/srv/bundle/keys/vendor` is writable by non-root users"),
         "{error}"
     );
+    let hint = error.hint.unwrap_or_default();
+    assert!(hint.contains("the SHA-256 of its manifest"), "{hint}");
     fakes.files.own("/srv/bundle/keys/vendor", 0, 0);
     fakes.files.put_link("/srv/a link", DIRECTORY);
     assert!(Bundle::open(&*host.files, "/srv/a link".into(), true).is_ok());
@@ -185,6 +187,37 @@ fn unusable_directory_is_rejected() {
         error.what.contains("`/root/private` is not accessible"),
         "{error}"
     );
+}
+
+#[test]
+fn bundle_that_other_users_cannot_read_is_rejected() {
+    let close: [(&str, Damage); 3] = [
+        ("keys/vendor", |files| {
+            files.put_mode("/srv/bundle/keys/vendor", "key", 0o640)
+        }),
+        ("keys", |files| {
+            files.take("/srv/bundle/keys");
+            files.put_directory("/srv/bundle/keys", 0o754);
+            files.put("/srv/bundle/keys/vendor", "key");
+        }),
+        ("keys", |files| {
+            files.take("/srv/bundle/keys");
+            files.put_directory("/srv/bundle/keys", 0o751);
+            files.put("/srv/bundle/keys/vendor", "key");
+        }),
+    ];
+    for (path, close) in close {
+        let (host, fakes) = fake::host();
+        bundle(&fakes);
+        close(&fakes.files);
+        let error = open(&host).unwrap_err();
+        let why = format!("`{path}` is not accessible for all users");
+        assert!(error.what.contains(&why), "{error}");
+        assert_eq!(
+            error.hint.as_deref(),
+            Some("run `chmod -R o+rX /srv/bundle`")
+        );
+    }
 }
 
 #[tokio::test]
@@ -308,6 +341,15 @@ async fn created(
     version: &str,
     repository: Repository,
 ) -> Result<create::CreatedBundle, ChangeError> {
+    created_saying(host, version, repository, &mut |_| {}).await
+}
+
+async fn created_saying(
+    host: &Host,
+    version: &str,
+    repository: Repository,
+    say: &mut (dyn FnMut(&str) + Send),
+) -> Result<create::CreatedBundle, ChangeError> {
     let recipe = Recipe {
         out: DIRECTORY.into(),
         manager: Manager::Apt,
@@ -319,7 +361,29 @@ async fn created(
         modules: None,
         program: "/usr/bin/gpu-bootstrap".into(),
     };
-    create::create(host, &recipe, &mut |_| {}).await
+    create::create(host, &recipe, say).await
+}
+
+#[tokio::test]
+async fn failed_removal_after_a_failed_creation_is_reported() {
+    let (host, fakes) = fake::host();
+    downloads(&fakes);
+    fakes.files.before_mutations(|_, mutation| match mutation {
+        Mutation::File("remove", _) => Err(io::Error::other("broken disk")),
+        _ => Ok(()),
+    });
+    let mut said = Vec::new();
+    let mut say = |line: &str| said.push(line.to_owned());
+    let error = created_saying(&host, "2", vendor("00"), &mut say)
+        .await
+        .unwrap_err();
+    assert!(!error.to_string().contains("broken disk"), "{error}");
+    let last = said.last().unwrap();
+    assert!(
+        last.starts_with("failed to remove the incomplete bundle `/srv/bundle`: ")
+            && last.contains("broken disk"),
+        "{last}"
+    );
 }
 
 #[tokio::test]
@@ -336,6 +400,7 @@ async fn bundle_is_created_and_verified() {
     assert_eq!((bundle.packages, bundle.files), (1, 8));
     let opened = open(&host).unwrap();
     assert_eq!(opened.verify(&*host.files).unwrap(), [""; 0]);
+    assert_eq!(opened.digest(&*host.files).unwrap(), bundle.digest);
     let expected = ("runc".to_owned(), "1.1.5+ds1-1".to_owned());
     assert_eq!(opened.packages(), BTreeSet::from([expected]));
     let package = "/srv/bundle/mirrors/0/pool/r/runc_1.1.5+ds1-1_amd64.deb";
@@ -353,12 +418,15 @@ async fn bundle_is_created_and_verified() {
 }
 
 #[tokio::test]
-async fn failed_creation_leaves_nothing() {
-    for (version, fingerprint, reason) in [
-        ("2", "00", "bundle-incomplete"),
-        ("1.1.5+ds1-1", "00", "key-mismatch"),
+async fn failed_creation_removes_its_files() {
+    for (version, fingerprint, reason, existed) in [
+        ("2", "00", "bundle-incomplete", false),
+        ("1.1.5+ds1-1", "00", "key-mismatch", true),
     ] {
         let (host, fakes) = fake::host();
+        if existed {
+            fakes.files.put_directory(DIRECTORY, 0o755);
+        }
         downloads(&fakes);
         let keys = include_bytes!("../../tests/keys/two.asc");
         fakes.http.serve(KEY, keys.to_vec());
@@ -366,6 +434,7 @@ async fn failed_creation_leaves_nothing() {
             .await
             .unwrap_err();
         assert_eq!(error.reason, reason, "{error}");
-        assert!(!host.files.exists(DIRECTORY.into()).unwrap());
+        assert_eq!(host.files.exists(DIRECTORY.into()).unwrap(), existed);
+        assert_eq!(host.files.list(DIRECTORY.into()).unwrap(), [""; 0]);
     }
 }

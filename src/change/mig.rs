@@ -205,14 +205,26 @@ impl Applier {
             reset_with: undo.reset_with.clone(),
         };
         let what = format!("restored {}", texts(&partition_back.gpus));
+        // A layout does not contain which compute instances share a GPU instance.
+        let note = match partition_back.gpus.iter().any(has_compute_instances) {
+            true => {
+                "; the compute instances share as few GPU instances as possible; before, they may have been in more"
+            }
+            false => "",
+        };
         endings.push(match partition(self, &partition_back, sink).await? {
-            Partitioned::Done => Reverted::done(what),
+            Partitioned::Done => Reverted::done(format!("{what}{note}")),
             Partitioned::AfterReboot(_) => {
-                Reverted::done(format!("{what}, which takes effect at the next boot"))
+                Reverted::done(format!("{what}, which takes effect at the next boot{note}"))
             }
         });
         Ok(Reverted::of(endings))
     }
+}
+
+/// Whether a layout has compute instances that are smaller than their GPU instance.
+fn has_compute_instances(gpu: &GpuLayout) -> bool {
+    (gpu.layout.profiles().iter()).any(|profile| profile.compute.is_some())
 }
 
 /// Sets the layouts of GPUs, and verifies the result. GPUs that already have their layout are not touched.

@@ -191,6 +191,7 @@ fn verify(
     let files = &*host.files;
     let bundle = Bundle::read(files, &directory, env.root)?;
     let differences = bundle.verify(files)?;
+    let digest = bundle.digest(files)?;
     let manifest = bundle.manifest();
     let system = &manifest.system;
     match args.output.format {
@@ -203,6 +204,7 @@ fn verify(
                     "packages": manifest.packages.len(),
                     "files": manifest.files.len(),
                     "bytes": manifest.bytes(),
+                    "manifest-sha256": digest,
                     "differences": differences,
                 }),
             )?;
@@ -218,12 +220,14 @@ fn verify(
                     system.arch,
                     system.kernel,
                     bytes(manifest.bytes())
-                )
+                )?;
+                writeln!(to, "SHA-256 of its manifest: {digest}")
             })?;
         }
         OutputFormat::Human => {
             print::show(&mut console.out, |to| {
-                (differences.iter()).try_for_each(|difference| writeln!(to, "{difference}"))
+                (differences.iter()).try_for_each(|difference| writeln!(to, "{difference}"))?;
+                writeln!(to, "SHA-256 of its manifest: {digest}")
             })?;
             let message = format!(
                 "failed to verify the bundle `{directory}`: {} from its manifest",

@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
+use futures_util::{
+    future::join_all,
+    stream::{FuturesOrdered, StreamExt},
+};
 use tokio::task::JoinSet;
 
 use super::{
@@ -90,8 +93,14 @@ impl Session {
         };
         let included = job.needed().iter().filter(is_included);
         let dry_runs = included.map(|change| self.tools.change_applier.dry_run(change));
-        let results = join_all(dry_runs).await;
-        results.into_iter().find_map(Result::err)
+        let mut dry_runs: FuturesOrdered<_> = dry_runs.collect();
+        // The first error is certain before the later dry runs end.
+        while let Some(result) = dry_runs.next().await {
+            if let Err(failure) = result {
+                return Some(failure);
+            }
+        }
+        None
     }
 
     /// Simulates the package installations of all steps.

@@ -1,6 +1,71 @@
 //! SHA-256 in lower-case hex, as in checksum files.
 
+use std::io::{self, Read};
+
 use sha2::{Digest, Sha256};
+
+/// The size and the digest of a content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContentDigest {
+    /// The size in bytes.
+    pub size: u64,
+    /// SHA-256 in lower-case hex.
+    pub sha256: String,
+}
+
+impl ContentDigest {
+    /// The size and the digest of some bytes.
+    pub fn of(content: &[u8]) -> Self {
+        Self {
+            size: content.len() as u64,
+            sha256: sha256(content),
+        }
+    }
+}
+
+/// Computes the digest of the data that is read through it, so that a large file is never in memory.
+pub(super) struct Digesting<R> {
+    source: R,
+    size: u64,
+    state: Sha256,
+    /// Whether the last read failed.
+    has_failed: bool,
+}
+
+impl<R: Read> Digesting<R> {
+    pub(super) fn new(source: R) -> Self {
+        Self {
+            source,
+            size: 0,
+            state: Sha256::new(),
+            has_failed: false,
+        }
+    }
+
+    /// Whether the last read failed. Otherwise, an error of a copy is an error of its target.
+    pub(super) const fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    /// The digest of the data that was read.
+    pub(super) fn digest(self) -> ContentDigest {
+        ContentDigest {
+            size: self.size,
+            sha256: hex(&self.state.finalize()),
+        }
+    }
+}
+
+impl<R: Read> Read for Digesting<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.source.read(buffer);
+        self.has_failed = read.is_err();
+        let count = read?;
+        self.state.update(&buffer[..count]);
+        self.size += count as u64;
+        Ok(count)
+    }
+}
 
 /// The SHA-256 of some bytes.
 pub fn sha256(content: &[u8]) -> String {

@@ -3,6 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
+use super::digest::ContentDigest;
 use crate::model::text::{bytes, shell_word};
 
 /// With less free space (in bytes), a write failed because the filesystem is full. With more, the
@@ -406,6 +407,15 @@ pub trait ReadFiles: Send + Sync {
         Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
     }
 
+    /// Returns the size and the digest of the content, or `None` if the file does not exist. The files of
+    /// this machine are read in parts, so their size is not limited.
+    ///
+    /// # Errors
+    /// Same as [`ReadFiles::read`].
+    fn digest(&self, path: &Utf8Path) -> Result<Option<ContentDigest>, FilesError> {
+        Ok(self.read(path)?.map(|content| ContentDigest::of(&content)))
+    }
+
     /// Whether the path exists, following symlinks.
     ///
     /// # Errors
@@ -425,6 +435,25 @@ pub trait Files: ReadFiles {
     /// The error of the operating system. The old content is then unchanged, unless only the fsync
     /// of the directory failed.
     fn write(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError>;
+
+    /// Copies the content of a file, with the guarantees of [`Files::write`]. The files of this machine are
+    /// read in parts, so their size is not limited. Returns the size and the digest of the copied content,
+    /// or `None` if the file does not exist.
+    ///
+    /// # Errors
+    /// Same as [`ReadFiles::read`] and [`Files::write`].
+    fn copy(
+        &self,
+        from: &Utf8Path,
+        to: &Utf8Path,
+        mode: u32,
+    ) -> Result<Option<ContentDigest>, FilesError> {
+        let Some(content) = self.read(from)? else {
+            return Ok(None);
+        };
+        self.write(to, &content, mode)?;
+        Ok(Some(ContentDigest::of(&content)))
+    }
 
     /// Appends and syncs. Creates a missing file with this mode.
     ///

@@ -139,7 +139,8 @@ fn bundle_replaces_sources_and_keys_of_the_run_only() {
     let lock = run(&first, &["lock"]);
     let second = machine("debian-12-h100", "debian-12", &[]);
     put_bundle(&second, &lock, "");
-    run(&second, &["bundle", "verify", BUNDLE]);
+    let verified = run(&second, &["bundle", "verify", BUNDLE]);
+    assert!(verified.contains("SHA-256 of its manifest: "), "{verified}");
     let ran = second.run(&["install", "--bundle", BUNDLE]);
     assert_eq!(ran.exit, 0, "{}", ran.err);
     let settings = (

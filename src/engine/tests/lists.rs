@@ -10,7 +10,10 @@ use std::{
 
 use super::{
     failures::by_lists,
-    kit::{Rig, exists, file, fixed, install, needs, outcomes, packages, satisfied, step, write},
+    kit::{
+        ENDLESS, Rig, exists, file, fixed, install, needs, outcomes, packages, satisfied, step,
+        write,
+    },
 };
 use crate::{
     change::{Change, Lock},
@@ -67,6 +70,16 @@ async fn changes_of_several_steps_are_dry_run_in_parallel() {
     })]);
     rig.plan().await;
     assert_eq!(*rig.change_applier.dry_running.lock().unwrap(), (0, 2));
+}
+
+#[tokio::test]
+async fn rejected_change_is_reported_without_later_dry_runs() {
+    let rig = Rig::new([step("r", |_| {
+        needs(vec![write("/a", "x"), write(ENDLESS, "x")])
+    })]);
+    *rig.change_applier.dry_run_of_change.lock().unwrap() = Box::new(|_| Err(by_lists()));
+    let plan = tokio::time::timeout(Duration::from_secs(60), rig.plan()).await;
+    assert_eq!(plan.unwrap().exit, Exit::Blocked);
 }
 
 #[tokio::test]

@@ -20,6 +20,7 @@ use super::{
     lock::Lock,
     sync,
 };
+use crate::host::digest::{ContentDigest, Digesting};
 use crate::host::files::{FreeSpace, unfinished};
 use crate::host::os::{self, present};
 use crate::host::{Files, FilesError, ReadFiles, Stat};
@@ -60,14 +61,43 @@ impl ReadFiles for RealFiles {
     fn free_space(&self, path: &Utf8Path) -> Result<FreeSpace, FilesError> {
         free_space(path).map_err(failed("read the free space of", path))
     }
+
+    fn digest(&self, path: &Utf8Path) -> Result<Option<ContentDigest>, FilesError> {
+        let digest = open_regular(path).and_then(|file| {
+            let mut source = Digesting::new(file);
+            io::copy(&mut source, &mut io::sink())?;
+            Ok(source.digest())
+        });
+        present(digest).map_err(failed("read", path))
+    }
 }
 
 impl Files for RealFiles {
     fn write(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError> {
         let (directory, name) = Directory::of(path, true).map_err(failed("write", path))?;
         directory
-            .replace(name, content, mode)
+            .replace(name, mode, |file| file.write_all(content))
             .map_err(failed("write", path))
+    }
+
+    fn copy(
+        &self,
+        from: &Utf8Path,
+        to: &Utf8Path,
+        mode: u32,
+    ) -> Result<Option<ContentDigest>, FilesError> {
+        let source = present(open_regular(from)).map_err(failed("read", from))?;
+        let Some(source) = source else {
+            return Ok(None);
+        };
+        let mut source = Digesting::new(source);
+        let (directory, name) = Directory::of(to, true).map_err(failed("write", to))?;
+        let copied = directory.replace(name, mode, |file| io::copy(&mut source, file).map(drop));
+        match copied {
+            Ok(()) => Ok(Some(source.digest())),
+            Err(error) if source.has_failed() => Err(failed("read", from)(error)),
+            Err(error) => Err(failed("write", to)(error)),
+        }
     }
 
     fn append(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError> {
@@ -128,12 +158,15 @@ impl Files for RealFiles {
 }
 
 fn read_regular(path: &Utf8Path) -> io::Result<Vec<u8>> {
+    os::read_whole(open_regular(path)?)
+}
+
+fn open_regular(path: &Utf8Path) -> io::Result<File> {
     os::regular(&fs::metadata(path)?)?;
-    let file = fs::OpenOptions::new()
+    fs::OpenOptions::new()
         .read(true)
         .custom_flags(OFlag::O_NONBLOCK.bits())
-        .open(path)?;
-    os::read_whole(file)
+        .open(path)
 }
 
 fn stat(path: &Utf8Path) -> io::Result<Stat> {
@@ -254,7 +287,12 @@ impl Directory {
         self.sync()
     }
 
-    fn replace(&self, name: &str, content: &[u8], mode: u32) -> io::Result<()> {
+    fn replace(
+        &self,
+        name: &str,
+        mode: u32,
+        fill: impl FnOnce(&mut File) -> io::Result<()>,
+    ) -> io::Result<()> {
         let owner = self
             .about(name)?
             .filter(|about| kind_of(about) == SFlag::S_IFREG)
@@ -262,7 +300,7 @@ impl Directory {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
         let (mut file, temporary) = self.temporary(name, |name| self.open(name, flags))?;
         let ready = (|| {
-            file.write_all(content)?;
+            fill(&mut file)?;
             let about = file.metadata()?;
             if let Some((uid, gid)) = owner.filter(|owner| *owner != (about.uid(), about.gid())) {
                 fchown(file.as_fd(), Some(uid), Some(gid))?;
@@ -471,6 +509,27 @@ mod tests {
         assert!(RealFiles.remove_empty_directory(&directory).unwrap());
         assert!(RealFiles.remove_empty_directory(&directory).unwrap());
         assert_eq!(RealFiles.list(&root).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn files_above_the_read_limit_are_copied_and_have_a_digest() {
+        let (_keep, root) = directory();
+        let (large, copy) = (root.join("large"), root.join("a/copy"));
+        File::create(&large).unwrap().set_len(257 << 20).unwrap();
+        assert!(RealFiles.read(&large).is_err());
+        let digest = ContentDigest {
+            size: 257 << 20,
+            // Source: `head -c 257M /dev/zero | sha256sum`.
+            sha256: "053eadfdec682cf16f3f8704c7609c57868dd75765e08dc5a7491f5d06bcb74d".to_owned(),
+        };
+        let copied = RealFiles.copy(&large, &copy, 0o640).unwrap();
+        assert_eq!(copied.as_ref(), Some(&digest));
+        assert_eq!(RealFiles.digest(&copy).unwrap(), Some(digest));
+        assert_eq!(RealFiles.stat(&copy).unwrap().unwrap().mode, 0o640);
+        let missing = root.join("missing");
+        assert_eq!(RealFiles.digest(&missing).unwrap(), None);
+        assert_eq!(RealFiles.copy(&missing, &copy, 0o640).unwrap(), None);
+        assert!(RealFiles.digest("/dev/null".into()).is_err());
     }
 
     #[test]

@@ -17,6 +17,7 @@ use super::{
     FILES, MANIFEST, RecordError, RecordManifest, RecordedAnswer, RecordedCommand, RecordedContent,
     RecordedEnd, SCHEMA,
 };
+use crate::host::digest::ContentDigest;
 use crate::host::exec::OnLine;
 use crate::host::files::FreeSpace;
 use crate::host::os::failed;
@@ -435,6 +436,15 @@ impl ReadFiles for Recorder<dyn Files> {
 impl Files for Recorder<dyn Files> {
     fn write(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError> {
         self.inner.write(path, content, mode)
+    }
+
+    fn copy(
+        &self,
+        from: &Utf8Path,
+        to: &Utf8Path,
+        mode: u32,
+    ) -> Result<Option<ContentDigest>, FilesError> {
+        self.inner.copy(from, to, mode)
     }
 
     fn append(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError> {

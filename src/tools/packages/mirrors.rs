@@ -75,7 +75,7 @@ pub struct Download {
 /// A package in the lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedPackage {
-    /// The ID, which contains a foreign architecture.
+    /// The name without its architecture, as from [`super::Backend::bare_name`].
     pub name: String,
     pub version: String,
     /// The index of its repository.
@@ -142,8 +142,8 @@ pub trait Mirrors: Debug + Send + Sync {
     /// Returns the commands that download files to a directory, and verify those without a digest.
     fn fetch(&self, settings: &Settings, downloads: &[&Download], to: &Utf8Path) -> Vec<Cmd>;
 
-    /// Returns the files in [`REDIRECTED`] with the sources of the machine that are in the bundle at `bundle`. Keys and all other
-    /// options come from the machine.
+    /// Returns the files in [`REDIRECTED`] with the sources of the machine that are in the bundle at `bundle`. For apt, only
+    /// the keys come from the machine. For dnf, all options except the locations.
     ///
     /// # Errors
     /// If an existing file cannot be read.
