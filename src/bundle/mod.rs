@@ -25,6 +25,7 @@ use crate::{
         digest::sha256,
         trusted::{self, Trusted, refuse_foreign},
     },
+    model::packages::Repository,
     tools::packages::{Backend, mirrors::REDIRECTED},
     work::ChangeError,
 };
@@ -202,12 +203,17 @@ impl Bundle {
         self.manifest.packages.iter().map(pair).collect()
     }
 
-    /// Redirects a machine to the bundle: commands of the package manager read its repositories, and requests of a key are
-    /// answered with its file.
+    /// Redirects a machine to the bundle: commands of the package manager read its repositories, and requests of the keys of
+    /// `repositories` are answered with its files.
     ///
     /// # Errors
     /// If the bundle is for another package manager, or the sources cannot be written.
-    pub fn redirect(self, host: &Host, backend: &'static dyn Backend) -> Result<Host, ChangeError> {
+    pub fn redirect(
+        self,
+        host: &Host,
+        backend: &'static dyn Backend,
+        repositories: &[Repository],
+    ) -> Result<Host, ChangeError> {
         let other = self.manifest.manager.backend().name();
         if other != backend.name() {
             let why = format!(
@@ -223,7 +229,7 @@ impl Bundle {
         packages.write_sources()?;
         Ok(Host {
             exec: Arc::new(packages),
-            http: Arc::new(redirect::BundledKeys::new(host, bundle)),
+            http: Arc::new(redirect::BundledKeys::new(host, bundle, repositories)),
             ..host.clone()
         })
     }

@@ -1,6 +1,6 @@
 //! A machine whose package manager reads a bundle, and whose keys come from it. Only commands of this run are changed.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use async_trait::async_trait;
 
@@ -11,6 +11,7 @@ use crate::{
         Cmd, Exec, ExecError, Files, FilesError, Host, Http, HttpError, HttpRequest, HttpResponse,
         Output, exec::OnLine,
     },
+    model::packages::Repository,
     tools::packages::{Backend, mirrors::Mirrors},
 };
 
@@ -64,19 +65,24 @@ impl Exec for BundledPackages {
     }
 }
 
-/// Answers requests of the keys in the bundle.
+/// Answers requests of the keys of the configured repositories. The manifest is not signed, so it must not answer other requests,
+/// whose contents may be verified in another way.
 pub(super) struct BundledKeys {
     inner: Arc<dyn Http>,
     files: Arc<dyn Files>,
     bundle: Arc<Bundle>,
+    /// The URLs of the keys.
+    urls: BTreeSet<String>,
 }
 
 impl BundledKeys {
-    pub(super) fn new(host: &Host, bundle: Arc<Bundle>) -> Self {
+    pub(super) fn new(host: &Host, bundle: Arc<Bundle>, repositories: &[Repository]) -> Self {
+        let urls = repositories.iter().filter_map(|one| one.key_url.clone());
         Self {
             inner: Arc::clone(&host.http),
             files: Arc::clone(&host.files),
             bundle,
+            urls: urls.collect(),
         }
     }
 }
@@ -84,14 +90,29 @@ impl BundledKeys {
 #[async_trait]
 impl Http for BundledKeys {
     async fn get(&self, url: &str, limit: u64) -> Result<Vec<u8>, HttpError> {
-        let key = self.bundle.manifest.keys.iter().find(|key| key.url == url);
+        let Bundle {
+            directory,
+            manifest,
+        } = &*self.bundle;
+        let key = (manifest.keys.iter())
+            .filter(|_| self.urls.contains(url))
+            .find(|key| key.url == url);
         let Some(key) = key else {
             return self.inner.get(url, limit).await;
         };
-        (self.bundle.content(&*self.files, &key.path)).map_err(|error| HttpError::Transport {
+        let failed = |why: String| HttpError::Transport {
             url: url.to_owned(),
-            why: one_line(&error),
-        })
+            why,
+        };
+        let stat = (self.files.stat(&directory.join(&key.path)))
+            .map_err(|error| failed(one_line(&error)))?;
+        if stat.is_some_and(|stat| stat.size > limit) {
+            return Err(HttpError::TooLarge {
+                url: url.to_owned(),
+                limit,
+            });
+        }
+        (self.bundle.content(&*self.files, &key.path)).map_err(|error| failed(one_line(&error)))
     }
 
     async fn ask(&self, request: &HttpRequest) -> Result<HttpResponse, HttpError> {

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use super::{create::Recipe, *};
 use crate::{
     host::{
-        Cmd, Output,
+        Cmd, HttpError, Output,
         fake::{self, FakeFiles, Fakes, failed, ok},
     },
     model::{
@@ -198,7 +198,8 @@ async fn commands_and_keys_are_redirected() {
     fakes.exec.on("apt-get", |_, _| ok(""));
     fakes.exec.on("dpkg", |_, _| ok(""));
     fakes.http.serve("https://other.example.org/key", "other");
-    let redirected = open(&host).unwrap().redirect(&host, Manager::Apt.backend());
+    let repositories = [vendor("00")];
+    let redirected = (open(&host).unwrap()).redirect(&host, Manager::Apt.backend(), &repositories);
     let redirected = redirected.unwrap();
     for (program, is_redirected) in [("apt-get", true), ("dpkg", false)] {
         let cmd = Cmd::new(program, ["update"]);
@@ -220,7 +221,7 @@ async fn commands_and_keys_are_redirected() {
         .get("https://other.example.org/key", 10)
         .await;
     assert_eq!(other.unwrap(), b"other");
-    let other = open(&host).unwrap().redirect(&host, Manager::Dnf.backend());
+    let other = (open(&host).unwrap()).redirect(&host, Manager::Dnf.backend(), &repositories);
     assert!(other.is_err_and(|error| error.reason == "bundle-unusable"));
     forget(&*host.files).unwrap();
     assert!(!host.files.exists(REDIRECTED.into()).unwrap());
@@ -228,6 +229,32 @@ async fn commands_and_keys_are_redirected() {
         fakes.files.text("/etc/apt/sources.list").lines().count(),
         2,
         "the sources of the machine are not changed"
+    );
+}
+
+/// The manifest is not signed. The signature of module archives may be optional, so only keys, which have fingerprints, come from
+/// the bundle.
+#[tokio::test]
+async fn only_keys_of_configured_repositories_are_answered() {
+    let (host, fakes) = fake::host();
+    let url = "https://modules.example.org/modules.tar.gz";
+    let text = bundle(&fakes).render().unwrap().replace(KEY, url);
+    fakes.files.put(&format!("{DIRECTORY}/{MANIFEST}"), text);
+    let redirected = |host: &Host, repository: Repository| {
+        let bundle = open(host).unwrap();
+        bundle.redirect(host, Manager::Apt.backend(), &[repository])
+    };
+    let http = redirected(&host, vendor("00")).unwrap().http;
+    assert!(http.get(url, 100).await.is_err(), "the machine is offline");
+    fakes.http.serve(url, "modules");
+    assert_eq!(http.get(url, 100).await.unwrap(), b"modules");
+    bundle(&fakes);
+    let http = redirected(&host, vendor("00")).unwrap().http;
+    assert_eq!(http.get(KEY, 3).await.unwrap(), b"key");
+    let error = http.get(KEY, 2).await.unwrap_err();
+    assert!(
+        matches!(error, HttpError::TooLarge { limit: 2, .. }),
+        "{error}"
     );
 }
 

@@ -279,8 +279,9 @@ pub(super) async fn target(
         resolution
             .warnings
             .extend(without_image(&resolution.desired));
-        let backend = resolution.desired.packages.manager.backend();
-        inspection.host = bundle.redirect(&inspection.host, backend)?;
+        let desired = &resolution.desired;
+        let backend = desired.packages.manager.backend();
+        inspection.host = bundle.redirect(&inspection.host, backend, &desired.repositories)?;
     }
     let kept = steps::kept_branch(&inspection.state(), &resolution.desired).await;
     resolution.warnings.extend(kept);
