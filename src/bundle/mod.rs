@@ -25,8 +25,8 @@ use crate::{
         digest::sha256,
         trusted::{self, Trusted, refuse_foreign},
     },
-    model::packages::Repository,
-    tools::packages::{Backend, mirrors::REDIRECTED},
+    model::{packages::Repository, paths::RUN},
+    tools::packages::Backend,
     work::ChangeError,
 };
 
@@ -204,7 +204,7 @@ impl Bundle {
     }
 
     /// Redirects a machine to the bundle: commands of the package manager read its repositories, and requests of the keys of
-    /// `repositories` are answered with its files.
+    /// `repositories` are answered with its files. The source files are in `sources`, a directory of this process.
     ///
     /// # Errors
     /// If the bundle is for another package manager, or the sources cannot be written.
@@ -213,7 +213,8 @@ impl Bundle {
         host: &Host,
         backend: &'static dyn Backend,
         repositories: &[Repository],
-    ) -> Result<Host, ChangeError> {
+        sources: &Utf8Path,
+    ) -> Result<(Host, RunSources), ChangeError> {
         let other = self.manifest.manager.backend().name();
         if other != backend.name() {
             let why = format!(
@@ -224,14 +225,21 @@ impl Bundle {
                 .advice("create the bundle on a node with the same system"));
         }
         let bundle = Arc::new(self);
-        let packages = redirect::BundledPackages::new(host, backend, Arc::clone(&bundle));
+        let packages = redirect::BundledPackages::new(host, backend, Arc::clone(&bundle), sources);
+        // An earlier process with the same ID may have been killed.
+        remove_tree(&*host.files, sources)?;
+        let written = RunSources {
+            files: Arc::clone(&host.files),
+            directory: sources.to_owned(),
+        };
         // The lists of the bundle are in use from now on.
         packages.write_sources()?;
-        Ok(Host {
+        let redirected = Host {
             exec: Arc::new(packages),
             http: Arc::new(redirect::BundledKeys::new(host, bundle, repositories)),
             ..host.clone()
-        })
+        };
+        Ok((redirected, written))
     }
 }
 
@@ -293,12 +301,23 @@ fn check_access(files: &dyn ReadFiles, directory: &Utf8Path) -> Result<(), Chang
     Ok(())
 }
 
-/// Removes the sources of the bundle of an earlier run, because they show which lists are in use.
-///
-/// # Errors
-/// If a file cannot be removed.
-pub fn forget(files: &dyn Files) -> Result<(), FilesError> {
-    remove_tree(files, Utf8Path::new(REDIRECTED))
+/// Returns the directory for the source files of a process. Runs, and `plan` during a run, have their own ones, so no process
+/// reads the files of another one.
+pub fn sources_of(process: u32) -> Utf8PathBuf {
+    Utf8Path::new(RUN).join(format!("bundle-{process}"))
+}
+
+/// The source files of a run, which are removed at its end.
+pub struct RunSources {
+    files: Arc<dyn Files>,
+    directory: Utf8PathBuf,
+}
+
+impl Drop for RunSources {
+    fn drop(&mut self) {
+        // Nothing reads the remaining files, and the next boot removes them.
+        let _ = remove_tree(&*self.files, &self.directory);
+    }
 }
 
 /// Removes a directory with its contents. Links are not followed.

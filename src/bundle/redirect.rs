@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::Bundle;
 use crate::{
@@ -21,15 +22,23 @@ pub(super) struct BundledPackages {
     files: Arc<dyn Files>,
     mirrors: Option<&'static dyn Mirrors>,
     bundle: Arc<Bundle>,
+    /// The directory of the source files.
+    sources: Utf8PathBuf,
 }
 
 impl BundledPackages {
-    pub(super) fn new(host: &Host, backend: &'static dyn Backend, bundle: Arc<Bundle>) -> Self {
+    pub(super) fn new(
+        host: &Host,
+        backend: &'static dyn Backend,
+        bundle: Arc<Bundle>,
+        sources: &Utf8Path,
+    ) -> Self {
         Self {
             inner: Arc::clone(&host.exec),
             files: Arc::clone(&host.files),
             mirrors: backend.mirrors(),
             bundle,
+            sources: sources.to_owned(),
         }
     }
 
@@ -42,7 +51,9 @@ impl BundledPackages {
             directory,
             manifest,
         } = &*self.bundle;
-        for (path, text) in mirrors.sources(&*self.files, directory, &manifest.mirrors)? {
+        for (path, text) in
+            mirrors.sources(&*self.files, directory, &manifest.mirrors, &self.sources)?
+        {
             if self.files.read(&path)?.as_deref() != Some(text.as_bytes()) {
                 self.files.write(&path, text.as_bytes(), 0o644)?;
             }
@@ -54,7 +65,8 @@ impl BundledPackages {
 #[async_trait]
 impl Exec for BundledPackages {
     async fn run(&self, cmd: &Cmd, on_line: &mut OnLine<'_>) -> Result<Output, ExecError> {
-        let Some(redirected) = self.mirrors.and_then(|mirrors| mirrors.redirected(cmd)) else {
+        let redirected = (self.mirrors).and_then(|mirrors| mirrors.redirected(cmd, &self.sources));
+        let Some(redirected) = redirected else {
             return self.inner.run(cmd, on_line).await;
         };
         self.write_sources().map_err(|error| ExecError::Spawn {

@@ -18,6 +18,9 @@ use crate::{
 
 const DIRECTORY: &str = "/srv/bundle";
 
+/// The source files of a run.
+const SOURCES: &str = "/run/gpu-bootstrap/bundle-1";
+
 const LIST: &str = "mirrors/0/dists/bookworm/InRelease";
 
 const KEY: &str = "https://vendor.example.org/key";
@@ -191,6 +194,9 @@ fn unusable_directory_is_rejected() {
 async fn commands_and_keys_are_redirected() {
     let (host, fakes) = fake::host();
     bundle(&fakes);
+    // Of a killed process with the same ID.
+    let stale = format!("{SOURCES}/sources/stale.sources");
+    fakes.files.put(&stale, "");
     fakes.files.put(
         "/etc/apt/sources.list",
         "deb http://deb.debian.org/debian bookworm main\ndeb https://other.example.org/ bookworm main\n",
@@ -199,8 +205,13 @@ async fn commands_and_keys_are_redirected() {
     fakes.exec.on("dpkg", |_, _| ok(""));
     fakes.http.serve("https://other.example.org/key", "other");
     let repositories = [vendor("00")];
-    let redirected = (open(&host).unwrap()).redirect(&host, Manager::Apt.backend(), &repositories);
-    let redirected = redirected.unwrap();
+    let redirected = (open(&host).unwrap()).redirect(
+        &host,
+        Manager::Apt.backend(),
+        &repositories,
+        SOURCES.into(),
+    );
+    let (redirected, written) = redirected.unwrap();
     for (program, is_redirected) in [("apt-get", true), ("dpkg", false)] {
         let cmd = Cmd::new(program, ["update"]);
         redirected.exec.run(&cmd, &mut |_, _| {}).await.unwrap();
@@ -209,22 +220,36 @@ async fn commands_and_keys_are_redirected() {
     }
     let sources = fakes
         .files
-        .text("/run/gpu-bootstrap/bundle/sources/bundle.sources");
+        .text(&format!("{SOURCES}/sources/bundle.sources"));
     assert!(
         sources.contains("URIs: file:/srv/bundle/mirrors/0\n"),
         "{sources}"
     );
     assert!(!sources.contains("other.example.org"), "{sources}");
+    assert!(!host.files.exists(stale.as_str().into()).unwrap());
+    // Only a run with the bundle reads its sources.
+    let lists =
+        "/var/lib/apt/lists/_srv_bundle_mirrors_0_dists_bookworm_main_binary-amd64_Packages";
+    fakes.files.put(lists, "");
+    let backend = Manager::Apt.backend();
+    let has_lists = |bundled| backend.has_lists(&*host.files, bundled).unwrap();
+    assert!(has_lists(Some(SOURCES.into())));
+    assert!(!has_lists(None));
     assert_eq!(redirected.http.get(KEY, 10).await.unwrap(), b"key");
     let other = redirected
         .http
         .get("https://other.example.org/key", 10)
         .await;
     assert_eq!(other.unwrap(), b"other");
-    let other = (open(&host).unwrap()).redirect(&host, Manager::Dnf.backend(), &repositories);
+    let other = (open(&host).unwrap()).redirect(
+        &host,
+        Manager::Dnf.backend(),
+        &repositories,
+        SOURCES.into(),
+    );
     assert!(other.is_err_and(|error| error.reason == "bundle-unusable"));
-    forget(&*host.files).unwrap();
-    assert!(!host.files.exists(REDIRECTED.into()).unwrap());
+    drop(written);
+    assert!(!host.files.exists(SOURCES.into()).unwrap());
     assert_eq!(
         fakes.files.text("/etc/apt/sources.list").lines().count(),
         2,
@@ -242,14 +267,16 @@ async fn only_keys_of_configured_repositories_are_answered() {
     fakes.files.put(&format!("{DIRECTORY}/{MANIFEST}"), text);
     let redirected = |host: &Host, repository: Repository| {
         let bundle = open(host).unwrap();
-        bundle.redirect(host, Manager::Apt.backend(), &[repository])
+        let redirected =
+            bundle.redirect(host, Manager::Apt.backend(), &[repository], SOURCES.into());
+        redirected.unwrap().0.http
     };
-    let http = redirected(&host, vendor("00")).unwrap().http;
+    let http = redirected(&host, vendor("00"));
     assert!(http.get(url, 100).await.is_err(), "the machine is offline");
     fakes.http.serve(url, "modules");
     assert_eq!(http.get(url, 100).await.unwrap(), b"modules");
     bundle(&fakes);
-    let http = redirected(&host, vendor("00")).unwrap().http;
+    let http = redirected(&host, vendor("00"));
     assert_eq!(http.get(KEY, 3).await.unwrap(), b"key");
     let error = http.get(KEY, 2).await.unwrap_err();
     assert!(

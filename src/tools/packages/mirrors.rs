@@ -85,9 +85,6 @@ pub struct ListedPackage {
     pub download: Download,
 }
 
-/// The directory with the files of [`Mirrors::sources`], and the files themselves.
-pub const REDIRECTED: &str = "/run/gpu-bootstrap/bundle";
-
 /// How a package manager creates and reads partial copies of repositories.
 pub trait Mirrors: Debug + Send + Sync {
     /// Returns files with separate settings, and directories for separate lists and caches below `state`, so that the lists
@@ -142,8 +139,8 @@ pub trait Mirrors: Debug + Send + Sync {
     /// Returns the commands that download files to a directory, and verify those without a digest.
     fn fetch(&self, settings: &Settings, downloads: &[&Download], to: &Utf8Path) -> Vec<Cmd>;
 
-    /// Returns the files in [`REDIRECTED`] with the sources of the machine that are in the bundle at `bundle`. Keys and all other
-    /// options come from the machine.
+    /// Returns files below `to` with the sources of the machine that are in the bundle at `bundle`. Keys and other options come
+    /// from the machine.
     ///
     /// # Errors
     /// If an existing file cannot be read.
@@ -152,10 +149,11 @@ pub trait Mirrors: Debug + Send + Sync {
         files: &dyn ReadFiles,
         bundle: &Utf8Path,
         mirrors: &[Mirror],
+        to: &Utf8Path,
     ) -> Result<Vec<(Utf8PathBuf, String)>, FilesError>;
 
-    /// Changes a command so that it reads the sources in [`REDIRECTED`]. `None` if the command reads no sources.
-    fn redirected(&self, cmd: &Cmd) -> Option<Cmd>;
+    /// Changes a command so that it reads the files of [`Mirrors::sources`] below `to`. `None` if the command reads no sources.
+    fn redirected(&self, cmd: &Cmd, to: &Utf8Path) -> Option<Cmd>;
 }
 
 /// Returns a path in a repository without `.` components, or `None` if it would leave the repository.

@@ -19,8 +19,7 @@ use crate::{
     tools::packages::{
         Settings, SourceEntry, Sources as _,
         mirrors::{
-            Download, ListFile, ListOrigin, ListedPackage, ListedRepository, Mirror, Mirrors,
-            REDIRECTED, inner,
+            Download, ListFile, ListOrigin, ListedPackage, ListedRepository, Mirror, Mirrors, inner,
         },
     },
 };
@@ -277,6 +276,7 @@ impl Mirrors for DnfMirrors {
         files: &dyn ReadFiles,
         bundle: &Utf8Path,
         mirrors: &[Mirror],
+        to: &Utf8Path,
     ) -> Result<Vec<(Utf8PathBuf, String)>, FilesError> {
         let entries = Dnf.entries(files)?;
         let url = |id: &str| {
@@ -289,15 +289,12 @@ impl Mirrors for DnfMirrors {
         for (_, own) in sources::texts(files)? {
             text.push_str(&relocated(&own, url));
         }
-        Ok(vec![(
-            format!("{REDIRECTED}/sources/bundle.repo").into(),
-            text,
-        )])
+        Ok(vec![(to.join("sources/bundle.repo"), text)])
     }
 
-    fn redirected(&self, cmd: &Cmd) -> Option<Cmd> {
+    fn redirected(&self, cmd: &Cmd, to: &Utf8Path) -> Option<Cmd> {
         let options = [
-            format!("--setopt=reposdir={REDIRECTED}/sources"),
+            format!("--setopt=reposdir={to}/sources"),
             WHOLE_FILES.to_owned(),
         ];
         with_options(cmd, options)
@@ -310,6 +307,8 @@ mod tests {
     use crate::{host::fake, model::text::reads_any_text};
 
     const STATE: &str = "/srv/bundle/.state";
+
+    const TO: &str = "/run/gpu-bootstrap/bundle-1";
 
     const REPOSITORIES: &str = "\
 [baseos]
@@ -414,7 +413,7 @@ excludepkgs=kernel*
         };
         let mirrors = ["baseos", "crb", "vendor"].map(|id| mirror(id, &format!("mirrors/{id}")));
         let written = DnfMirrors
-            .sources(&*host.files, "/srv/bundle".into(), &mirrors)
+            .sources(&*host.files, "/srv/bundle".into(), &mirrors, TO.into())
             .unwrap();
         assert_eq!(
             written[0].1,
@@ -428,14 +427,18 @@ excludepkgs=kernel*
 
     #[test]
     fn only_dnf_is_redirected() {
-        let cmd = DnfMirrors.redirected(&Cmd::new("dnf", ["-y", "install", "a"]));
+        let cmd = DnfMirrors.redirected(&Cmd::new("dnf", ["-y", "install", "a"]), TO.into());
         let args = cmd.unwrap().args;
         assert_eq!(
             args[0],
-            "--setopt=reposdir=/run/gpu-bootstrap/bundle/sources"
+            "--setopt=reposdir=/run/gpu-bootstrap/bundle-1/sources"
         );
         assert_eq!(args[2..], ["-y", "install", "a"]);
-        assert!(DnfMirrors.redirected(&Cmd::new("rpm", ["-qa"])).is_none());
+        assert!(
+            DnfMirrors
+                .redirected(&Cmd::new("rpm", ["-qa"]), TO.into())
+                .is_none()
+        );
     }
 
     reads_any_text!("(\\[|\\]|=|\n| |\t|[a-z./]*|.)*", |text| DnfMirrors
