@@ -16,7 +16,11 @@ use crate::{
     },
     config::desired::Prebuilt,
     host::{Cmd, Files, Host, digest::sha256},
-    model::{packages::Repository, text::bytes},
+    model::{
+        packages::Repository,
+        secret::{has_login, without_logins},
+        text::bytes,
+    },
     modules::{SOURCE_TIME_LIMIT, archive},
     tools::{
         packages::{
@@ -132,6 +136,7 @@ impl Creation<'_> {
         let packages = self.located(&repositories).await?;
         let used = used(&repositories, &packages);
         self.manifest.mirrors = paths(&repositories, &used);
+        without_login(&self.manifest.mirrors)?;
         let at: BTreeMap<usize, Utf8PathBuf> = (used.iter().copied())
             .zip(
                 self.manifest
@@ -435,6 +440,22 @@ fn used(repositories: &[ListedRepository], packages: &[ListedPackage]) -> BTreeS
     (0..repositories.len())
         .filter(|at| places.contains(&place(*at)))
         .collect()
+}
+
+/// Rejects sources with credentials in their URLs, because the manifest and the arguments of commands contain the URLs.
+fn without_login(mirrors: &[Mirror]) -> Result<(), ChangeError> {
+    let Some(mirror) = mirrors.iter().find(|mirror| has_login(&mirror.url)) else {
+        return Ok(());
+    };
+    let what = format!(
+        "create the bundle: the URL of the source `{}` contains credentials, which all users of the bundle could read",
+        without_logins(&mirror.url)
+    );
+    Err(
+        ChangeError::blocked("bundle-credentials", what).advice(
+            "move the credentials from the source to a file with mode 0600 in `/etc/apt/auth.conf.d`, see `man apt_auth.conf`",
+        ),
+    )
 }
 
 /// Returns the used repositories with their directories. Suites of the same repository share one.

@@ -296,6 +296,11 @@ const SUITES: [&str; 2] = ["bookworm", "bookworm-updates"];
 
 /// Simulates downloads below the state directory.
 fn downloads(fakes: &Fakes) {
+    downloads_from(fakes, "http://deb.debian.org/debian/");
+}
+
+/// Simulates downloads from this URL.
+fn downloads_from(fakes: &Fakes, origin: &'static str) {
     let digest = sha256(b"lists");
     fakes.exec.on("apt-get", move |cmd: &Cmd, files: &FakeFiles| -> Output {
         let state = cmd.env.iter().find(|(key, _)| key == "APT_CONFIG");
@@ -312,16 +317,16 @@ fn downloads(fakes: &Fakes) {
         if has("indextargets") {
             let targets = SUITES.map(|suite| format!(
                 "MetaKey: main/binary-amd64/Packages\n\
-                 URI: http://deb.debian.org/debian/dists/{suite}/main/binary-amd64/Packages\n\
+                 URI: {origin}dists/{suite}/main/binary-amd64/Packages\n\
                  Filename: {state}/lists/deb.debian.org_debian_dists_{suite}_main_binary-amd64_Packages\n\
-                 Architecture: amd64\nComponent: main\nRelease: {suite}\nRepo-URI: http://deb.debian.org/debian/\n"
+                 Architecture: amd64\nComponent: main\nRelease: {suite}\nRepo-URI: {origin}\n"
             ));
             return ok(targets.join("\n"));
         }
         assert!(has("download") && has("--print-uris"), "{}", cmd.line());
         match has("runc=1.1.5+ds1-1") {
             true => ok(format!(
-                "'http://deb.debian.org/debian/pool/r/runc_1.1.5%2bds1-1_amd64.deb' runc_1.1.5+ds1-1_amd64.deb 9 SHA256:{}\n",
+                "'{origin}pool/r/runc_1.1.5%2bds1-1_amd64.deb' runc_1.1.5+ds1-1_amd64.deb 9 SHA256:{}\n",
                 sha256(PACKAGE.as_bytes())
             )),
             false => failed(100, "E: Version '2' for 'runc' was not found"),
@@ -422,4 +427,19 @@ async fn failed_creation_leaves_nothing() {
         assert_eq!(error.reason, reason, "{error}");
         assert!(!host.files.exists(DIRECTORY.into()).unwrap());
     }
+}
+
+#[tokio::test]
+async fn source_with_credentials_is_rejected_without_showing_them() {
+    let (host, fakes) = fake::host();
+    let origin = "http://joe:s3cret1@deb.debian.org/debian/";
+    downloads_from(&fakes, origin);
+    let error = created(&host, "1.1.5+ds1-1", vendor("00"))
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason, "bundle-credentials", "{error}");
+    let hint = error.hint.clone().unwrap();
+    assert!(hint.contains("/etc/apt/auth.conf.d"), "{hint}");
+    assert!(!error.to_string().contains("s3cret1"), "{error}");
+    assert!(!host.files.exists(DIRECTORY.into()).unwrap());
 }
