@@ -240,6 +240,7 @@ impl Creation<'_> {
             self.files.write(&to, &content, 0o644)?;
         }
         let mut output = String::new();
+        let mut failures = Vec::new();
         for query in (self.mirrors).locate(&packages, &self.state, repositories) {
             let cmd = self.mirrors.separately(query.cmd(), &self.state);
             let ran = self.host.exec.run(&cmd, &mut |_, _| {}).await;
@@ -248,6 +249,7 @@ impl Creation<'_> {
             })?;
             output.push_str(&ran.stdout);
             output.push('\n');
+            failures.extend(ran.success(&cmd).err());
         }
         let located = (self.mirrors).located(&output, &self.state, repositories);
         let missing: Vec<String> = (packages.iter())
@@ -262,11 +264,20 @@ impl Creation<'_> {
         if missing.is_empty() {
             return Ok(located);
         }
+        let said: Vec<String> = failures.iter().map(ToString::to_string).collect();
+        if let (true, Some(first)) = (located.is_empty(), failures.into_iter().next()) {
+            let what = format!("locate the packages for the bundle: {}", missing.join(", "));
+            return Err(ChangeError::tool(what, first)
+                .telling((said.len() > 1).then(|| said[1..].join("\n")))
+                .advice(LOCK_REMEDY));
+        }
         let what = format!(
             "create the bundle: no source of this machine offers {}",
             missing.join(", ")
         );
-        Err(ChangeError::blocked("bundle-incomplete", what).advice(LOCK_REMEDY))
+        Err(ChangeError::blocked("bundle-incomplete", what)
+            .telling((!said.is_empty()).then(|| said.join("\n")))
+            .advice(LOCK_REMEDY))
     }
 
     /// Fails before the download if there is not enough space.

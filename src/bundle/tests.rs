@@ -324,12 +324,19 @@ fn downloads_from(fakes: &Fakes, origin: &'static str) {
             return ok(targets.join("\n"));
         }
         assert!(has("download") && has("--print-uris"), "{}", cmd.line());
-        match has("runc=1.1.5+ds1-1") {
+        let printed = match has("runc=1.1.5+ds1-1") {
             true => ok(format!(
                 "'{origin}pool/r/runc_1.1.5%2bds1-1_amd64.deb' runc_1.1.5+ds1-1_amd64.deb 9 SHA256:{}\n",
                 sha256(PACKAGE.as_bytes())
             )),
             false => failed(100, "E: Version '2' for 'runc' was not found"),
+        };
+        match has("tini=1") {
+            true => Output {
+                stdout: printed.stdout,
+                ..failed(100, "E: Unable to locate package tini")
+            },
+            false => printed,
         }
     });
     fakes.exec.on("/usr/lib/apt/apt-helper", |cmd, files| {
@@ -367,13 +374,23 @@ async fn created(
     version: &str,
     repository: Repository,
 ) -> Result<create::CreatedBundle, ChangeError> {
+    created_with(host, &[("runc", version)], repository).await
+}
+
+async fn created_with(
+    host: &Host,
+    packages: &[(&str, &str)],
+    repository: Repository,
+) -> Result<create::CreatedBundle, ChangeError> {
+    let packages = packages.iter();
+    let packages = packages.map(|(name, version)| ((*name).to_owned(), (*version).to_owned()));
     let recipe = Recipe {
         out: DIRECTORY.into(),
         manager: Manager::Apt,
         settings: Settings::behind_a_proxy(),
         system: manifest().system,
         lock: "lock = 1\n",
-        packages: &BTreeMap::from([("runc".to_owned(), version.to_owned())]),
+        packages: &packages.collect(),
         repositories: &[repository],
         modules: None,
         program: "/usr/bin/gpu-bootstrap".into(),
@@ -414,7 +431,7 @@ async fn bundle_is_created_and_verified() {
 #[tokio::test]
 async fn failed_creation_leaves_nothing() {
     for (version, fingerprint, reason) in [
-        ("2", "00", "bundle-incomplete"),
+        ("2", "00", "tool-failed"),
         ("1.1.5+ds1-1", "00", "key-mismatch"),
     ] {
         let (host, fakes) = fake::host();
@@ -442,4 +459,26 @@ async fn source_with_credentials_is_rejected_without_showing_them() {
     assert!(hint.contains("/etc/apt/auth.conf.d"), "{hint}");
     assert!(!error.to_string().contains("s3cret1"), "{error}");
     assert!(!host.files.exists(DIRECTORY.into()).unwrap());
+}
+
+#[tokio::test]
+async fn failed_query_is_the_cause_if_nothing_was_located() {
+    let (host, fakes) = fake::host();
+    downloads(&fakes);
+    let error = created(&host, "2", vendor("00")).await.unwrap_err();
+    assert_eq!(error.reason, "tool-failed", "{error}");
+    let cause = error.ended().unwrap().to_string();
+    assert!(
+        cause.contains("Version '2' for 'runc' was not found"),
+        "{cause}"
+    );
+    // The query printed one of the packages.
+    let packages = [("runc", "1.1.5+ds1-1"), ("tini", "1")];
+    let error = created_with(&host, &packages, vendor("00"))
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason, "bundle-incomplete", "{error}");
+    assert!(error.what.ends_with("offers tini 1"), "{error}");
+    let words = error.words.unwrap();
+    assert!(words.contains("Unable to locate package tini"), "{words}");
 }

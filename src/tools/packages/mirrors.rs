@@ -119,8 +119,8 @@ pub trait Mirrors: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Queries the locations of packages, which are specified by ID and version. The exit statuses are ignored, because the output
-    /// lists the packages that exist.
+    /// Queries the locations of packages, which are specified by ID and version. The exit statuses alone do not decide, because
+    /// the output lists the packages that exist.
     fn locate(
         &self,
         packages: &[(String, String)],
