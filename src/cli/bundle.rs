@@ -20,15 +20,23 @@ use crate::{
         lock::{Lock, release},
     },
     engine,
+    error::Report as _,
     exit::Exit,
     host::Host,
-    model::text::{bytes, counted},
+    model::{
+        text::{bytes, counted},
+        version::DriverVersion,
+    },
     report::messages,
     tools::{
         packages::{Package, Settings},
         prebuilt::BuildTarget,
     },
 };
+
+/// The warning if `create` runs on a node that is not validated.
+const NOT_VALIDATED: &str = "this node is not validated, so the bundle may lack packages that belong to a kernel: create it on a \
+     validated node if an installation from it lacks packages";
 
 pub(super) async fn run(
     host: &Host,
@@ -61,7 +69,14 @@ async fn create(
     let desired = &target.resolution.desired;
     console.warn(prepare::without_image(desired).as_slice());
     // Only a validated node knows which packages its transactions have installed.
-    let ours = engine::validated_node(host).map_or_else(|_| BTreeSet::new(), |node| node.packages);
+    let ours = match engine::validated_node(host) {
+        Ok(node) => node.packages,
+        Err(error) if error.reason() == "not-validated" => {
+            console.warn(&[NOT_VALIDATED.to_owned()]);
+            BTreeSet::new()
+        }
+        Err(error) => return Err(error.into()),
+    };
     let packages = packages(&lock, desired, &target.database().await?, &ours);
     let PackagePolicy {
         manager,
@@ -88,7 +103,7 @@ async fn create(
         lock: &text,
         packages: &packages,
         repositories: &desired.repositories,
-        modules: modules(&lock, desired),
+        modules: modules(&lock, desired)?,
         program: &env.exe,
     };
     let mut say = |line: &str| console.note(line);
@@ -126,21 +141,35 @@ async fn create(
 }
 
 /// Returns the prebuilt modules for the driver and the kernel of a lock file, if sources are configured.
-fn modules<'d>(lock: &Lock, desired: &'d Desired) -> Option<PrebuiltModules<'d>> {
-    let driver = desired.driver.as_ref()?;
-    let version = lock.driver.as_ref()?.version.as_ref()?;
-    let prebuilt = driver.prebuilt.as_ref()?;
+///
+/// # Errors
+/// If the lock file does not contain a valid driver version.
+fn modules<'d>(lock: &Lock, desired: &'d Desired) -> Result<Option<PrebuiltModules<'d>>, Failure> {
+    let driver = desired.driver.as_ref();
+    let prebuilt = driver.and_then(|driver| Some((driver, driver.prebuilt.as_ref()?)));
+    let version = (lock.driver.as_ref()).and_then(|driver| driver.version.as_ref());
+    let (Some((driver, prebuilt)), Some(version)) = (prebuilt, version) else {
+        return Ok(None);
+    };
+    if prebuilt.sources.is_empty() {
+        return Ok(None);
+    }
+    let parsed = version.parse::<DriverVersion>().map_err(|error| {
+        let message = format!("failed to read the driver version `{version}` of the lock file");
+        let hint = "create the lock file again with `gpu-bootstrap lock` on a validated node";
+        Failure::caused(Exit::Usage, "lock-invalid", &message, error, Some(hint))
+    })?;
     let system = &lock.system;
-    (!prebuilt.sources.is_empty()).then_some(PrebuiltModules {
+    Ok(Some(PrebuiltModules {
         prebuilt,
         target: BuildTarget {
             distribution: system.os.clone(),
             kernel: system.kernel.clone(),
             architecture: system.arch.clone(),
-            driver: version.parse().ok()?,
+            driver: parsed,
             flavor: driver.flavor,
         },
-    })
+    }))
 }
 
 /// Returns the packages of a bundle: the packages of the lock file, and packages for its kernel. A lock file does not contain
