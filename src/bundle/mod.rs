@@ -203,11 +203,33 @@ impl Bundle {
         self.manifest.packages.iter().map(pair).collect()
     }
 
+    /// Checks that the administrator has not excluded repositories by settings that do not apply to the bundle.
+    fn check_forbidden(
+        &self,
+        files: &dyn ReadFiles,
+        backend: &'static dyn Backend,
+    ) -> Result<(), ChangeError> {
+        let Some(mirrors) = backend.mirrors() else {
+            return Ok(());
+        };
+        let names: Vec<&str> = (self.manifest.packages.iter())
+            .map(|one| one.name.as_str())
+            .collect();
+        let found = mirrors.forbidden(files, &self.manifest.mirrors, &names)?;
+        let Some(first) = found.first() else {
+            return Ok(());
+        };
+        let why = format!("this machine excludes one of its repositories: {first}");
+        Err(unusable(&self.directory, &why).advice(
+            "remove the record, or create the bundle without the repository; the record does not apply to copies of the repository",
+        ))
+    }
+
     /// Redirects a machine to the bundle: commands of the package manager read its repositories, and requests of the keys of
     /// `repositories` are answered with its files. The source files are in `sources`, a directory of this process.
     ///
     /// # Errors
-    /// If the bundle is for another package manager, or the sources cannot be written.
+    /// If the bundle is for another package manager or contains excluded packages, or the sources cannot be written.
     pub fn redirect(
         self,
         host: &Host,
@@ -224,6 +246,7 @@ impl Bundle {
             return Err(unusable(&self.directory, &why)
                 .advice("create the bundle on a node with the same system"));
         }
+        self.check_forbidden(&*host.files, backend)?;
         let bundle = Arc::new(self);
         let packages = redirect::BundledPackages::new(host, backend, Arc::clone(&bundle), sources);
         // An earlier process with the same ID may have been killed.

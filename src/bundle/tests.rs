@@ -285,6 +285,26 @@ async fn only_keys_of_configured_repositories_are_answered() {
     );
 }
 
+#[test]
+fn repository_that_the_machine_excludes_is_rejected() {
+    let (host, fakes) = fake::host();
+    bundle(&fakes);
+    fakes.files.put(
+        "/etc/apt/preferences.d/site",
+        "Package: *\nPin: origin deb.debian.org\nPin-Priority: -1\n",
+    );
+    let redirected =
+        (open(&host).unwrap()).redirect(&host, Manager::Apt.backend(), &[], SOURCES.into());
+    let error = redirected.err().unwrap();
+    assert_eq!(
+        (error.reason, error.exit),
+        ("bundle-unusable", Exit::Blocked)
+    );
+    let said = "`/etc/apt/preferences.d/site`, line 1: `Pin: origin deb.debian.org`";
+    assert!(error.what.contains(said), "{error}");
+    assert!(!host.files.exists(SOURCES.into()).unwrap());
+}
+
 reads_any_text!("(\\[|\\]|=|\n|\"|bundle = 1|[a-z./-]*|.)*", |text| {
     Manifest::parse(&text)
 });

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-use super::Settings;
+use super::{Exclusion, Settings};
 use crate::host::{Cmd, FilesError, Query, ReadFiles};
 
 /// A repository in a bundle.
@@ -151,6 +151,20 @@ pub trait Mirrors: Debug + Send + Sync {
         mirrors: &[Mirror],
         to: &Utf8Path,
     ) -> Result<Vec<(Utf8PathBuf, String)>, FilesError>;
+
+    /// Returns the settings of the administrator that exclude some of these packages of the repositories, but would not apply to
+    /// their copies.
+    ///
+    /// # Errors
+    /// If an existing file cannot be read.
+    fn forbidden(
+        &self,
+        _files: &dyn ReadFiles,
+        _mirrors: &[Mirror],
+        _packages: &[&str],
+    ) -> Result<Vec<Exclusion>, FilesError> {
+        Ok(Vec::new())
+    }
 
     /// Changes a command so that it reads the files of [`Mirrors::sources`] below `to`. `None` if the command reads no sources.
     fn redirected(&self, cmd: &Cmd, to: &Utf8Path) -> Option<Cmd>;

@@ -8,11 +8,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Apt, commands, lists, sources};
+use super::{Apt, commands, exclusions, lists, sources};
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles},
     tools::packages::{
-        Settings, SourceEntry, Sources as _,
+        Exclusion, Settings, SourceEntry, Sources as _,
         mirrors::{
             Download, ListFile, ListOrigin, ListedPackage, ListedRepository, Mirror, Mirrors, inner,
         },
@@ -371,6 +371,16 @@ impl Mirrors for AptMirrors {
             (to.join(SOURCES), stanzas.join("\n")),
             (to.join(SETTINGS), settings),
         ])
+    }
+
+    fn forbidden(
+        &self,
+        files: &dyn ReadFiles,
+        mirrors: &[Mirror],
+        packages: &[&str],
+    ) -> Result<Vec<Exclusion>, FilesError> {
+        let urls: Vec<&str> = mirrors.iter().map(|mirror| mirror.url.as_str()).collect();
+        exclusions::of_hosts(files, &urls, packages)
     }
 
     fn redirected(&self, cmd: &Cmd, to: &Utf8Path) -> Option<Cmd> {
