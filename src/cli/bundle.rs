@@ -19,7 +19,7 @@ use crate::{
         desired::{Desired, PackagePolicy},
         lock::{Lock, release},
     },
-    engine,
+    engine::{self, EngineError},
     error::Report as _,
     exit::Exit,
     host::Host,
@@ -68,15 +68,11 @@ async fn create(
     console.warn(&target.resolution.warnings);
     let desired = &target.resolution.desired;
     console.warn(prepare::without_image(desired).as_slice());
-    // Only a validated node knows which packages its transactions have installed.
-    let ours = match engine::validated_node(host) {
-        Ok(node) => node.packages,
-        Err(error) if error.reason() == "not-validated" => {
-            console.warn(&[NOT_VALIDATED.to_owned()]);
-            BTreeSet::new()
-        }
-        Err(error) => return Err(error.into()),
-    };
+    let ours = ours(host)?;
+    if ours.is_none() {
+        console.warn(&[NOT_VALIDATED.to_owned()]);
+    }
+    let ours = ours.unwrap_or_default();
     let packages = packages(&lock, desired, &target.database().await?, &ours);
     let PackagePolicy {
         manager,
@@ -138,6 +134,18 @@ async fn create(
         })?,
     }
     Ok(Exit::Ok)
+}
+
+/// Returns the packages that transactions of gpu-bootstrap have installed. Only a validated node knows them: `None` on another one.
+///
+/// # Errors
+/// If the journal cannot be read.
+fn ours(host: &Host) -> Result<Option<BTreeSet<String>>, EngineError> {
+    match engine::validated_node(host) {
+        Ok(node) => Ok(Some(node.packages)),
+        Err(error) if error.reason() == "not-validated" => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Returns the prebuilt modules for the driver and the kernel of a lock file, if sources are configured.
@@ -271,4 +279,19 @@ fn verify(
         true => Exit::Ok,
         false => Exit::Blocked,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ours;
+    use crate::{error::Report as _, host::fake, journal};
+
+    #[test]
+    fn unreadable_journal_is_not_a_node_without_packages() {
+        let (host, fakes) = fake::host();
+        assert_eq!(ours(&host).expect("not validated"), None);
+        fakes.files.put(journal::path().as_str(), "not json\n{}\n");
+        let error = ours(&host).expect_err("unreadable");
+        assert_ne!(error.reason(), "not-validated", "{error}");
+    }
 }
