@@ -202,7 +202,7 @@ pub struct PackagePolicy {
     pub may_upgrade: Vec<String>,
     /// Rules for the packages that a transaction may install, including dependencies.
     pub guard: Guard,
-    /// The directory with the sources of this run if it uses a bundle, see [`Bundle::redirect`](crate::bundle::Bundle::redirect).
+    /// The directory with the sources of this run if it uses a bundle.
     #[serde(skip)]
     pub bundled: Option<Utf8PathBuf>,
 }
