@@ -1,5 +1,3 @@
-use std::collections::BTreeMap;
-
 use super::{create::Recipe, *};
 use crate::{
     host::{
