@@ -20,7 +20,11 @@ use crate::{
         Cmd, Files, Host,
         digest::{ContentDigest, sha256},
     },
-    model::{packages::Repository, text::bytes},
+    model::{
+        packages::Repository,
+        secret::{has_login, without_logins},
+        text::bytes,
+    },
     modules::{SOURCE_TIME_LIMIT, archive},
     tools::{
         packages::{
@@ -147,6 +151,7 @@ impl Creation<'_> {
         let packages = self.located(&repositories).await?;
         let used = used(&repositories, &packages);
         self.manifest.mirrors = paths(&repositories, &used);
+        without_login(&self.manifest.mirrors)?;
         let at: BTreeMap<usize, Utf8PathBuf> = (used.iter().copied())
             .zip(
                 self.manifest
@@ -251,6 +256,7 @@ impl Creation<'_> {
             self.files.write(&to, &content, 0o644)?;
         }
         let mut output = String::new();
+        let mut failures = Vec::new();
         for query in (self.mirrors).locate(&packages, &self.state, repositories) {
             let cmd = self.mirrors.separately(query.cmd(), &self.state);
             let ran = self.host.exec.run(&cmd, &mut |_, _| {}).await;
@@ -259,6 +265,7 @@ impl Creation<'_> {
             })?;
             output.push_str(&ran.stdout);
             output.push('\n');
+            failures.extend(ran.success(&cmd).err());
         }
         let located = (self.mirrors).located(&output, &self.state, repositories);
         let missing: Vec<String> = (packages.iter())
@@ -273,11 +280,20 @@ impl Creation<'_> {
         if missing.is_empty() {
             return Ok(located);
         }
+        let said: Vec<String> = failures.iter().map(ToString::to_string).collect();
+        if let (true, Some(first)) = (located.is_empty(), failures.into_iter().next()) {
+            let what = format!("locate the packages for the bundle: {}", missing.join(", "));
+            return Err(ChangeError::tool(what, first)
+                .telling((said.len() > 1).then(|| said[1..].join("\n")))
+                .advice(LOCK_REMEDY));
+        }
         let what = format!(
             "create the bundle: no source of this machine offers {}",
             missing.join(", ")
         );
-        Err(ChangeError::blocked("bundle-incomplete", what).advice(LOCK_REMEDY))
+        Err(ChangeError::blocked("bundle-incomplete", what)
+            .telling((!said.is_empty()).then(|| said.join("\n")))
+            .advice(LOCK_REMEDY))
     }
 
     /// Fails before the download if there is not enough space.
@@ -450,6 +466,22 @@ fn used(repositories: &[ListedRepository], packages: &[ListedPackage]) -> BTreeS
     (0..repositories.len())
         .filter(|at| places.contains(&place(*at)))
         .collect()
+}
+
+/// Rejects sources with credentials in their URLs, because the manifest and the arguments of commands contain the URLs.
+fn without_login(mirrors: &[Mirror]) -> Result<(), ChangeError> {
+    let Some(mirror) = mirrors.iter().find(|mirror| has_login(&mirror.url)) else {
+        return Ok(());
+    };
+    let what = format!(
+        "create the bundle: the URL of the source `{}` contains credentials, which all users of the bundle could read",
+        without_logins(&mirror.url)
+    );
+    Err(
+        ChangeError::blocked("bundle-credentials", what).advice(
+            "move the credentials from the source to a file with mode 0600 in `/etc/apt/auth.conf.d`, see `man apt_auth.conf`",
+        ),
+    )
 }
 
 /// Returns the used repositories with their directories. Suites of the same repository share one.

@@ -25,7 +25,8 @@ use crate::{
         digest::sha256,
         trusted::{self, Trusted, refuse_foreign},
     },
-    tools::packages::{Backend, mirrors::REDIRECTED},
+    model::{packages::Repository, paths::RUN},
+    tools::packages::Backend,
     work::ChangeError,
 };
 
@@ -231,12 +232,40 @@ impl Bundle {
         self.manifest.packages.iter().map(pair).collect()
     }
 
-    /// Redirects a machine to the bundle: commands of the package manager read its repositories, and requests of a key are
-    /// answered with its file.
+    /// Checks that the administrator has not excluded repositories by settings that do not apply to the bundle.
+    fn check_forbidden(
+        &self,
+        files: &dyn ReadFiles,
+        backend: &'static dyn Backend,
+    ) -> Result<(), ChangeError> {
+        let Some(mirrors) = backend.mirrors() else {
+            return Ok(());
+        };
+        let names: Vec<&str> = (self.manifest.packages.iter())
+            .map(|one| one.name.as_str())
+            .collect();
+        let found = mirrors.forbidden(files, &self.manifest.mirrors, &names)?;
+        let Some(first) = found.first() else {
+            return Ok(());
+        };
+        let why = format!("this machine excludes one of its repositories: {first}");
+        Err(unusable(&self.directory, &why).advice(
+            "remove the record, or create the bundle without the repository; the record does not apply to copies of the repository",
+        ))
+    }
+
+    /// Redirects a machine to the bundle: commands of the package manager read its repositories, and requests of the keys of
+    /// `repositories` are answered with its files. The source files are in `sources`, a directory of this process.
     ///
     /// # Errors
-    /// If the bundle is for another package manager, or the sources cannot be written.
-    pub fn redirect(self, host: &Host, backend: &'static dyn Backend) -> Result<Host, ChangeError> {
+    /// If the bundle is for another package manager or contains excluded packages, or the sources cannot be written.
+    pub fn redirect(
+        self,
+        host: &Host,
+        backend: &'static dyn Backend,
+        repositories: &[Repository],
+        sources: &Utf8Path,
+    ) -> Result<(Host, RunSources), ChangeError> {
         let other = self.manifest.manager.backend().name();
         if other != backend.name() {
             let why = format!(
@@ -246,15 +275,23 @@ impl Bundle {
             return Err(unusable(&self.directory, &why)
                 .advice("create the bundle on a node with the same system"));
         }
+        self.check_forbidden(&*host.files, backend)?;
         let bundle = Arc::new(self);
-        let packages = redirect::BundledPackages::new(host, backend, Arc::clone(&bundle));
+        let packages = redirect::BundledPackages::new(host, backend, Arc::clone(&bundle), sources);
+        // An earlier process with the same ID may have been killed.
+        remove_tree(&*host.files, sources)?;
+        let written = RunSources {
+            files: Arc::clone(&host.files),
+            directory: sources.to_owned(),
+        };
         // The lists of the bundle are in use from now on.
         packages.write_sources()?;
-        Ok(Host {
+        let redirected = Host {
             exec: Arc::new(packages),
-            http: Arc::new(redirect::BundledKeys::new(host, bundle)),
+            http: Arc::new(redirect::BundledKeys::new(host, bundle, repositories)),
             ..host.clone()
-        })
+        };
+        Ok((redirected, written))
     }
 }
 
@@ -330,12 +367,23 @@ fn check_access(files: &dyn ReadFiles, directory: &Utf8Path) -> Result<(), Chang
     Ok(())
 }
 
-/// Removes the sources of the bundle of an earlier run, because they show which lists are in use.
-///
-/// # Errors
-/// If a file cannot be removed.
-pub fn forget(files: &dyn Files) -> Result<(), FilesError> {
-    remove_tree(files, Utf8Path::new(REDIRECTED))
+/// Returns the directory for the source files of a process. Runs, and `plan` during a run, have their own ones, so no process
+/// reads the files of another one.
+pub fn sources_of(process: u32) -> Utf8PathBuf {
+    Utf8Path::new(RUN).join(format!("bundle-{process}"))
+}
+
+/// The source files of a run, which are removed at its end.
+pub struct RunSources {
+    files: Arc<dyn Files>,
+    directory: Utf8PathBuf,
+}
+
+impl Drop for RunSources {
+    fn drop(&mut self) {
+        // Nothing reads the remaining files, and the next boot removes them.
+        let _ = remove_tree(&*self.files, &self.directory);
+    }
 }
 
 /// Removes a directory with its contents. Links are not followed.

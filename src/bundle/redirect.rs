@@ -1,8 +1,9 @@
 //! A machine whose package manager reads a bundle, and whose keys come from it. Only commands of this run are changed.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::Bundle;
 use crate::{
@@ -11,6 +12,7 @@ use crate::{
         Cmd, Exec, ExecError, Files, FilesError, Host, Http, HttpError, HttpRequest, HttpResponse,
         Output, exec::OnLine,
     },
+    model::packages::Repository,
     tools::packages::{Backend, mirrors::Mirrors},
 };
 
@@ -20,15 +22,23 @@ pub(super) struct BundledPackages {
     files: Arc<dyn Files>,
     mirrors: Option<&'static dyn Mirrors>,
     bundle: Arc<Bundle>,
+    /// The directory of the source files.
+    sources: Utf8PathBuf,
 }
 
 impl BundledPackages {
-    pub(super) fn new(host: &Host, backend: &'static dyn Backend, bundle: Arc<Bundle>) -> Self {
+    pub(super) fn new(
+        host: &Host,
+        backend: &'static dyn Backend,
+        bundle: Arc<Bundle>,
+        sources: &Utf8Path,
+    ) -> Self {
         Self {
             inner: Arc::clone(&host.exec),
             files: Arc::clone(&host.files),
             mirrors: backend.mirrors(),
             bundle,
+            sources: sources.to_owned(),
         }
     }
 
@@ -41,7 +51,9 @@ impl BundledPackages {
             directory,
             manifest,
         } = &*self.bundle;
-        for (path, text) in mirrors.sources(&*self.files, directory, &manifest.mirrors)? {
+        for (path, text) in
+            mirrors.sources(&*self.files, directory, &manifest.mirrors, &self.sources)?
+        {
             if self.files.read(&path)?.as_deref() != Some(text.as_bytes()) {
                 self.files.write(&path, text.as_bytes(), 0o644)?;
             }
@@ -53,7 +65,8 @@ impl BundledPackages {
 #[async_trait]
 impl Exec for BundledPackages {
     async fn run(&self, cmd: &Cmd, on_line: &mut OnLine<'_>) -> Result<Output, ExecError> {
-        let Some(redirected) = self.mirrors.and_then(|mirrors| mirrors.redirected(cmd)) else {
+        let redirected = (self.mirrors).and_then(|mirrors| mirrors.redirected(cmd, &self.sources));
+        let Some(redirected) = redirected else {
             return self.inner.run(cmd, on_line).await;
         };
         self.write_sources().map_err(|error| ExecError::Spawn {
@@ -64,19 +77,24 @@ impl Exec for BundledPackages {
     }
 }
 
-/// Answers requests of the keys in the bundle.
+/// Answers requests of the keys of the configured repositories. The manifest is not signed, so it must not answer other requests,
+/// whose contents may be verified in another way.
 pub(super) struct BundledKeys {
     inner: Arc<dyn Http>,
     files: Arc<dyn Files>,
     bundle: Arc<Bundle>,
+    /// The URLs of the keys.
+    urls: BTreeSet<String>,
 }
 
 impl BundledKeys {
-    pub(super) fn new(host: &Host, bundle: Arc<Bundle>) -> Self {
+    pub(super) fn new(host: &Host, bundle: Arc<Bundle>, repositories: &[Repository]) -> Self {
+        let urls = repositories.iter().filter_map(|one| one.key_url.clone());
         Self {
             inner: Arc::clone(&host.http),
             files: Arc::clone(&host.files),
             bundle,
+            urls: urls.collect(),
         }
     }
 }
@@ -84,14 +102,29 @@ impl BundledKeys {
 #[async_trait]
 impl Http for BundledKeys {
     async fn get(&self, url: &str, limit: u64) -> Result<Vec<u8>, HttpError> {
-        let key = self.bundle.manifest.keys.iter().find(|key| key.url == url);
+        let Bundle {
+            directory,
+            manifest,
+        } = &*self.bundle;
+        let key = (manifest.keys.iter())
+            .filter(|_| self.urls.contains(url))
+            .find(|key| key.url == url);
         let Some(key) = key else {
             return self.inner.get(url, limit).await;
         };
-        (self.bundle.content(&*self.files, &key.path)).map_err(|error| HttpError::Transport {
+        let failed = |why: String| HttpError::Transport {
             url: url.to_owned(),
-            why: one_line(&error),
-        })
+            why,
+        };
+        let stat = (self.files.stat(&directory.join(&key.path)))
+            .map_err(|error| failed(one_line(&error)))?;
+        if stat.is_some_and(|stat| stat.size > limit) {
+            return Err(HttpError::TooLarge {
+                url: url.to_owned(),
+                limit,
+            });
+        }
+        (self.bundle.content(&*self.files, &key.path)).map_err(|error| failed(one_line(&error)))
     }
 
     async fn ask(&self, request: &HttpRequest) -> Result<HttpResponse, HttpError> {

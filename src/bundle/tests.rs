@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, io};
 use super::{create::Recipe, *};
 use crate::{
     host::{
-        Cmd, Output,
+        Cmd, HttpError, Output,
         fake::{self, FakeFiles, Fakes, Mutation, failed, ok},
     },
     model::{
@@ -17,6 +17,9 @@ use crate::{
 };
 
 const DIRECTORY: &str = "/srv/bundle";
+
+/// The source files of a run.
+const SOURCES: &str = "/run/gpu-bootstrap/bundle-1";
 
 const LIST: &str = "mirrors/0/dists/bookworm/InRelease";
 
@@ -224,6 +227,9 @@ fn bundle_that_other_users_cannot_read_is_rejected() {
 async fn commands_and_keys_are_redirected() {
     let (host, fakes) = fake::host();
     bundle(&fakes);
+    // Of a killed process with the same ID.
+    let stale = format!("{SOURCES}/sources/stale.sources");
+    fakes.files.put(&stale, "");
     fakes.files.put(
         "/etc/apt/sources.list",
         "deb http://deb.debian.org/debian bookworm main\ndeb https://other.example.org/ bookworm main\n",
@@ -231,8 +237,14 @@ async fn commands_and_keys_are_redirected() {
     fakes.exec.on("apt-get", |_, _| ok(""));
     fakes.exec.on("dpkg", |_, _| ok(""));
     fakes.http.serve("https://other.example.org/key", "other");
-    let redirected = open(&host).unwrap().redirect(&host, Manager::Apt.backend());
-    let redirected = redirected.unwrap();
+    let repositories = [vendor("00")];
+    let redirected = (open(&host).unwrap()).redirect(
+        &host,
+        Manager::Apt.backend(),
+        &repositories,
+        SOURCES.into(),
+    );
+    let (redirected, written) = redirected.unwrap();
     for (program, is_redirected) in [("apt-get", true), ("dpkg", false)] {
         let cmd = Cmd::new(program, ["update"]);
         redirected.exec.run(&cmd, &mut |_, _| {}).await.unwrap();
@@ -241,27 +253,89 @@ async fn commands_and_keys_are_redirected() {
     }
     let sources = fakes
         .files
-        .text("/run/gpu-bootstrap/bundle/sources/bundle.sources");
+        .text(&format!("{SOURCES}/sources/bundle.sources"));
     assert!(
         sources.contains("URIs: file:/srv/bundle/mirrors/0\n"),
         "{sources}"
     );
     assert!(!sources.contains("other.example.org"), "{sources}");
+    assert!(!host.files.exists(stale.as_str().into()).unwrap());
+    // Only a run with the bundle reads its sources.
+    let lists =
+        "/var/lib/apt/lists/_srv_bundle_mirrors_0_dists_bookworm_main_binary-amd64_Packages";
+    fakes.files.put(lists, "");
+    let backend = Manager::Apt.backend();
+    let has_lists = |bundled| backend.has_lists(&*host.files, bundled).unwrap();
+    assert!(has_lists(Some(SOURCES.into())));
+    assert!(!has_lists(None));
     assert_eq!(redirected.http.get(KEY, 10).await.unwrap(), b"key");
     let other = redirected
         .http
         .get("https://other.example.org/key", 10)
         .await;
     assert_eq!(other.unwrap(), b"other");
-    let other = open(&host).unwrap().redirect(&host, Manager::Dnf.backend());
+    let other = (open(&host).unwrap()).redirect(
+        &host,
+        Manager::Dnf.backend(),
+        &repositories,
+        SOURCES.into(),
+    );
     assert!(other.is_err_and(|error| error.reason == "bundle-unusable"));
-    forget(&*host.files).unwrap();
-    assert!(!host.files.exists(REDIRECTED.into()).unwrap());
+    drop(written);
+    assert!(!host.files.exists(SOURCES.into()).unwrap());
     assert_eq!(
         fakes.files.text("/etc/apt/sources.list").lines().count(),
         2,
         "the sources of the machine are not changed"
     );
+}
+
+/// The manifest is not signed. The signature of module archives may be optional, so only keys, which have fingerprints, come from
+/// the bundle.
+#[tokio::test]
+async fn only_keys_of_configured_repositories_are_answered() {
+    let (host, fakes) = fake::host();
+    let url = "https://modules.example.org/modules.tar.gz";
+    let text = bundle(&fakes).render().unwrap().replace(KEY, url);
+    fakes.files.put(&format!("{DIRECTORY}/{MANIFEST}"), text);
+    let redirected = |host: &Host, repository: Repository| {
+        let bundle = open(host).unwrap();
+        let redirected =
+            bundle.redirect(host, Manager::Apt.backend(), &[repository], SOURCES.into());
+        redirected.unwrap().0.http
+    };
+    let http = redirected(&host, vendor("00"));
+    assert!(http.get(url, 100).await.is_err(), "the machine is offline");
+    fakes.http.serve(url, "modules");
+    assert_eq!(http.get(url, 100).await.unwrap(), b"modules");
+    bundle(&fakes);
+    let http = redirected(&host, vendor("00"));
+    assert_eq!(http.get(KEY, 3).await.unwrap(), b"key");
+    let error = http.get(KEY, 2).await.unwrap_err();
+    assert!(
+        matches!(error, HttpError::TooLarge { limit: 2, .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn repository_that_the_machine_excludes_is_rejected() {
+    let (host, fakes) = fake::host();
+    bundle(&fakes);
+    fakes.files.put(
+        "/etc/apt/preferences.d/site",
+        "Package: *\nPin: origin deb.debian.org\nPin-Priority: -1\n",
+    );
+    let redirected =
+        (open(&host).unwrap()).redirect(&host, Manager::Apt.backend(), &[], SOURCES.into());
+    let error = redirected.err().unwrap();
+    assert_eq!(
+        (error.reason, error.exit),
+        ("bundle-unusable", Exit::Blocked)
+    );
+    let said = "`/etc/apt/preferences.d/site`, line 1: `Pin: origin deb.debian.org`";
+    assert!(error.what.contains(said), "{error}");
+    assert!(!host.files.exists(SOURCES.into()).unwrap());
 }
 
 reads_any_text!("(\\[|\\]|=|\n|\"|bundle = 1|[a-z./-]*|.)*", |text| {
@@ -275,6 +349,11 @@ const SUITES: [&str; 2] = ["bookworm", "bookworm-updates"];
 
 /// Simulates downloads below the state directory.
 fn downloads(fakes: &Fakes) {
+    downloads_from(fakes, "http://deb.debian.org/debian/");
+}
+
+/// Simulates downloads from this URL.
+fn downloads_from(fakes: &Fakes, origin: &'static str) {
     let digest = sha256(b"lists");
     fakes.exec.on("apt-get", move |cmd: &Cmd, files: &FakeFiles| -> Output {
         let state = cmd.env.iter().find(|(key, _)| key == "APT_CONFIG");
@@ -291,19 +370,26 @@ fn downloads(fakes: &Fakes) {
         if has("indextargets") {
             let targets = SUITES.map(|suite| format!(
                 "MetaKey: main/binary-amd64/Packages\n\
-                 URI: http://deb.debian.org/debian/dists/{suite}/main/binary-amd64/Packages\n\
+                 URI: {origin}dists/{suite}/main/binary-amd64/Packages\n\
                  Filename: {state}/lists/deb.debian.org_debian_dists_{suite}_main_binary-amd64_Packages\n\
-                 Architecture: amd64\nComponent: main\nRelease: {suite}\nRepo-URI: http://deb.debian.org/debian/\n"
+                 Architecture: amd64\nComponent: main\nRelease: {suite}\nRepo-URI: {origin}\n"
             ));
             return ok(targets.join("\n"));
         }
         assert!(has("download") && has("--print-uris"), "{}", cmd.line());
-        match has("runc=1.1.5+ds1-1") {
+        let printed = match has("runc=1.1.5+ds1-1") {
             true => ok(format!(
-                "'http://deb.debian.org/debian/pool/r/runc_1.1.5%2bds1-1_amd64.deb' runc_1.1.5+ds1-1_amd64.deb 9 SHA256:{}\n",
+                "'{origin}pool/r/runc_1.1.5%2bds1-1_amd64.deb' runc_1.1.5+ds1-1_amd64.deb 9 SHA256:{}\n",
                 sha256(PACKAGE.as_bytes())
             )),
             false => failed(100, "E: Version '2' for 'runc' was not found"),
+        };
+        match has("tini=1") {
+            true => Output {
+                stdout: printed.stdout,
+                ..failed(100, "E: Unable to locate package tini")
+            },
+            false => printed,
         }
     });
     fakes.exec.on("/usr/lib/apt/apt-helper", |cmd, files| {
@@ -341,22 +427,32 @@ async fn created(
     version: &str,
     repository: Repository,
 ) -> Result<create::CreatedBundle, ChangeError> {
-    created_saying(host, version, repository, &mut |_| {}).await
+    created_with(host, &[("runc", version)], repository).await
+}
+
+async fn created_with(
+    host: &Host,
+    packages: &[(&str, &str)],
+    repository: Repository,
+) -> Result<create::CreatedBundle, ChangeError> {
+    created_saying(host, packages, repository, &mut |_| {}).await
 }
 
 async fn created_saying(
     host: &Host,
-    version: &str,
+    packages: &[(&str, &str)],
     repository: Repository,
     say: &mut (dyn FnMut(&str) + Send),
 ) -> Result<create::CreatedBundle, ChangeError> {
+    let packages = packages.iter();
+    let packages = packages.map(|(name, version)| ((*name).to_owned(), (*version).to_owned()));
     let recipe = Recipe {
         out: DIRECTORY.into(),
         manager: Manager::Apt,
         settings: Settings::behind_a_proxy(),
         system: manifest().system,
         lock: "lock = 1\n",
-        packages: &BTreeMap::from([("runc".to_owned(), version.to_owned())]),
+        packages: &packages.collect(),
         repositories: &[repository],
         modules: None,
         program: "/usr/bin/gpu-bootstrap".into(),
@@ -374,7 +470,7 @@ async fn failed_removal_after_a_failed_creation_is_reported() {
     });
     let mut said = Vec::new();
     let mut say = |line: &str| said.push(line.to_owned());
-    let error = created_saying(&host, "2", vendor("00"), &mut say)
+    let error = created_saying(&host, &[("runc", "2")], vendor("00"), &mut say)
         .await
         .unwrap_err();
     assert!(!error.to_string().contains("broken disk"), "{error}");
@@ -420,7 +516,7 @@ async fn bundle_is_created_and_verified() {
 #[tokio::test]
 async fn failed_creation_removes_its_files() {
     for (version, fingerprint, reason, existed) in [
-        ("2", "00", "bundle-incomplete", false),
+        ("2", "00", "tool-failed", false),
         ("1.1.5+ds1-1", "00", "key-mismatch", true),
     ] {
         let (host, fakes) = fake::host();
@@ -437,4 +533,41 @@ async fn failed_creation_removes_its_files() {
         assert_eq!(host.files.exists(DIRECTORY.into()).unwrap(), existed);
         assert_eq!(host.files.list(DIRECTORY.into()).unwrap(), [""; 0]);
     }
+}
+
+#[tokio::test]
+async fn source_with_credentials_is_rejected_without_showing_them() {
+    let (host, fakes) = fake::host();
+    let origin = "http://joe:s3cret1@deb.debian.org/debian/";
+    downloads_from(&fakes, origin);
+    let error = created(&host, "1.1.5+ds1-1", vendor("00"))
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason, "bundle-credentials", "{error}");
+    let hint = error.hint.clone().unwrap();
+    assert!(hint.contains("/etc/apt/auth.conf.d"), "{hint}");
+    assert!(!error.to_string().contains("s3cret1"), "{error}");
+    assert!(!host.files.exists(DIRECTORY.into()).unwrap());
+}
+
+#[tokio::test]
+async fn failed_query_is_the_cause_if_nothing_was_located() {
+    let (host, fakes) = fake::host();
+    downloads(&fakes);
+    let error = created(&host, "2", vendor("00")).await.unwrap_err();
+    assert_eq!(error.reason, "tool-failed", "{error}");
+    let cause = error.ended().unwrap().to_string();
+    assert!(
+        cause.contains("Version '2' for 'runc' was not found"),
+        "{cause}"
+    );
+    // The query printed one of the packages.
+    let packages = [("runc", "1.1.5+ds1-1"), ("tini", "1")];
+    let error = created_with(&host, &packages, vendor("00"))
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason, "bundle-incomplete", "{error}");
+    assert!(error.what.ends_with("offers tini 1"), "{error}");
+    let words = error.words.unwrap();
+    assert!(words.contains("Unable to locate package tini"), "{words}");
 }

@@ -75,7 +75,7 @@ async fn moves(subject: &Subject<'_>, desired: &Desired) -> Result<Moves, StepEr
             "the packages are not installed yet".to_owned(),
         ));
     }
-    if !backend.has_lists(subject.host.files())? {
+    if !backend.has_lists(subject.host.files(), desired.packages.bundled.as_deref())? {
         return Ok(Moves::NotQueried("there are no package lists".to_owned()));
     }
     let query = backend.upgrade();

@@ -19,16 +19,24 @@ use crate::{
         desired::{Desired, PackagePolicy},
         lock::{Lock, release},
     },
-    engine,
+    engine::{self, EngineError},
+    error::Report as _,
     exit::Exit,
     host::Host,
-    model::text::{bytes, counted},
+    model::{
+        text::{bytes, counted},
+        version::DriverVersion,
+    },
     report::messages,
     tools::{
         packages::{Package, Settings},
         prebuilt::BuildTarget,
     },
 };
+
+/// The warning if `create` runs on a node that is not validated.
+const NOT_VALIDATED: &str = "this node is not validated, so the bundle may lack packages that belong to a kernel: create it on a \
+     validated node if an installation from it lacks packages";
 
 pub(super) async fn run(
     host: &Host,
@@ -60,8 +68,11 @@ async fn create(
     console.warn(&target.resolution.warnings);
     let desired = &target.resolution.desired;
     console.warn(prepare::without_image(desired).as_slice());
-    // Only a validated node knows which packages its transactions have installed.
-    let ours = engine::validated_node(host).map_or_else(|_| BTreeSet::new(), |node| node.packages);
+    let ours = ours(host)?;
+    if ours.is_none() {
+        console.warn(&[NOT_VALIDATED.to_owned()]);
+    }
+    let ours = ours.unwrap_or_default();
     let packages = packages(&lock, desired, &target.database().await?, &ours);
     let PackagePolicy {
         manager,
@@ -88,7 +99,7 @@ async fn create(
         lock: &text,
         packages: &packages,
         repositories: &desired.repositories,
-        modules: modules(&lock, desired),
+        modules: modules(&lock, desired)?,
         program: &env.exe,
     };
     let mut say = |line: &str| console.note(line);
@@ -125,22 +136,48 @@ async fn create(
     Ok(Exit::Ok)
 }
 
+/// Returns the packages that transactions of gpu-bootstrap have installed. Only a validated node knows them: `None` on another one.
+///
+/// # Errors
+/// If the journal cannot be read.
+fn ours(host: &Host) -> Result<Option<BTreeSet<String>>, EngineError> {
+    match engine::validated_node(host) {
+        Ok(node) => Ok(Some(node.packages)),
+        Err(error) if error.reason() == "not-validated" => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Returns the prebuilt modules for the driver and the kernel of a lock file, if sources are configured.
-fn modules<'d>(lock: &Lock, desired: &'d Desired) -> Option<PrebuiltModules<'d>> {
-    let driver = desired.driver.as_ref()?;
-    let version = lock.driver.as_ref()?.version.as_ref()?;
-    let prebuilt = driver.prebuilt.as_ref()?;
+///
+/// # Errors
+/// If the lock file does not contain a valid driver version.
+fn modules<'d>(lock: &Lock, desired: &'d Desired) -> Result<Option<PrebuiltModules<'d>>, Failure> {
+    let driver = desired.driver.as_ref();
+    let prebuilt = driver.and_then(|driver| Some((driver, driver.prebuilt.as_ref()?)));
+    let version = (lock.driver.as_ref()).and_then(|driver| driver.version.as_ref());
+    let (Some((driver, prebuilt)), Some(version)) = (prebuilt, version) else {
+        return Ok(None);
+    };
+    if prebuilt.sources.is_empty() {
+        return Ok(None);
+    }
+    let parsed = version.parse::<DriverVersion>().map_err(|error| {
+        let message = format!("failed to read the driver version `{version}` of the lock file");
+        let hint = "create the lock file again with `gpu-bootstrap lock` on a validated node";
+        Failure::caused(Exit::Usage, "lock-invalid", &message, error, Some(hint))
+    })?;
     let system = &lock.system;
-    (!prebuilt.sources.is_empty()).then_some(PrebuiltModules {
+    Ok(Some(PrebuiltModules {
         prebuilt,
         target: BuildTarget {
             distribution: system.os.clone(),
             kernel: system.kernel.clone(),
             architecture: system.arch.clone(),
-            driver: version.parse().ok()?,
+            driver: parsed,
             flavor: driver.flavor,
         },
-    })
+    }))
 }
 
 /// Returns the packages of a bundle: the packages of the lock file, and packages for its kernel. A lock file does not contain
@@ -246,4 +283,19 @@ fn verify(
         true => Exit::Ok,
         false => Exit::Blocked,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ours;
+    use crate::{error::Report as _, host::fake, journal};
+
+    #[test]
+    fn unreadable_journal_is_not_a_node_without_packages() {
+        let (host, fakes) = fake::host();
+        assert_eq!(ours(&host).expect("not validated"), None);
+        fakes.files.put(journal::path().as_str(), "not json\n{}\n");
+        let error = ours(&host).expect_err("unreadable");
+        assert_ne!(error.reason(), "not-validated", "{error}");
+    }
 }

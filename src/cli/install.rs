@@ -6,7 +6,7 @@ use super::{
     prepare::{self, Asked},
     viewers,
 };
-use crate::{bundle, engine, error::one_line, exit::Exit, host::Host, journal::Request};
+use crate::{engine, error::one_line, exit::Exit, host::Host, journal::Request};
 
 pub(super) async fn run(
     host: &Host,
@@ -39,7 +39,6 @@ pub(super) async fn apply(
     asked: Asked,
     output: &RunOutput<'_>,
 ) -> Result<Exit, Failure> {
-    let is_bundled = asked.request.bundle.is_some();
     let target = prepare::target(host, env, asked).await?;
     console.warn(&target.resolution.warnings);
     // Opening the event pipe waits for a reader. Open it before the signal handlers are installed, so that Ctrl-C ends the
@@ -48,9 +47,6 @@ pub(super) async fn apply(
     let (session, reporter) = target.session(env, subscribers, viewers::cancel()?)?;
     let ended = session.install().await;
     reporter.finish();
-    if is_bundled && let Err(error) = bundle::forget(&*host.files) {
-        console.note(&format!("failed to {}", one_line(&error)));
-    }
     let report = ended?;
     // With `--events -`, standard output contains only events.
     let format = (output.events != Some("-")).then_some(output.format);

@@ -10,8 +10,6 @@ use super::{
     prepare, print,
 };
 use crate::{
-    bundle,
-    change::ChangeError,
     engine::{Cancel, Planned},
     exit::Exit,
     host::Host,
@@ -49,15 +47,11 @@ pub(super) async fn show(
     request: Request,
     (command, output, detail): (&str, args::OutputArgs, args::DetailArgs),
 ) -> Result<Exit, Failure> {
-    let is_bundled = request.bundle.is_some();
     let target = prepare::target(host, env, request).await?;
     console.warn(&target.resolution.warnings);
     let (session, reporter) = target.session(env, Vec::new(), Cancel::new())?;
     let planned = session.plan().await;
     reporter.finish();
-    if is_bundled {
-        bundle::forget(&*host.files).map_err(ChangeError::from)?;
-    }
     let Planned {
         report,
         driver,

@@ -10,7 +10,7 @@ use super::{
     machine,
 };
 use crate::{
-    bundle::{self, Bundle},
+    bundle::{self, Bundle, RunSources},
     change::Applier,
     compat::matrix::Matrix,
     config::{
@@ -92,6 +92,8 @@ pub(super) struct Target {
     now: bool,
     /// The desired state, with reasons and warnings.
     pub(super) resolution: Resolution,
+    /// Removes the source files of a bundle at the end of the command.
+    _sources: Option<RunSources>,
 }
 
 /// Converts the arguments to a request for the journal.
@@ -274,13 +276,20 @@ pub(super) async fn target(
     };
     let mut question = inspection.question(env, host);
     question.ask.bundled = bundle.as_ref().map(Bundle::packages);
+    let process = std::process::id();
+    question.ask.bundle_sources = bundle.as_ref().map(|_| bundle::sources_of(process));
+    let mut run_sources = None;
     let mut resolution = inspection.resolve(env, &question)?;
     if let Some(bundle) = bundle {
         resolution
             .warnings
             .extend(without_image(&resolution.desired));
-        let backend = resolution.desired.packages.manager.backend();
-        inspection.host = bundle.redirect(&inspection.host, backend)?;
+        let desired = &resolution.desired;
+        let backend = desired.packages.manager.backend();
+        let (repositories, to) = (&desired.repositories, bundle::sources_of(process));
+        let (host, written) = bundle.redirect(&inspection.host, backend, repositories, &to)?;
+        inspection.host = host;
+        run_sources = Some(written);
     }
     let kept = steps::kept_branch(&inspection.state(), &resolution.desired).await;
     resolution.warnings.extend(kept);
@@ -291,6 +300,7 @@ pub(super) async fn target(
         resumed,
         now,
         resolution,
+        _sources: run_sources,
     })
 }
 
@@ -339,6 +349,7 @@ impl Inspection {
                 driver: Vec::new(),
                 lock: request.lock.clone(),
                 bundled: None,
+                bundle_sources: None,
                 lock_timeout_seconds: request.lock_timeout_seconds,
                 flags: Flags {
                     image: request.image,
@@ -500,6 +511,7 @@ pub(super) fn policy_to_undo(
         pause_units,
         may_remove: Vec::new(),
         may_upgrade: Vec::new(),
+        bundled: None,
     })
 }
 

@@ -202,6 +202,9 @@ pub struct PackagePolicy {
     pub may_upgrade: Vec<String>,
     /// Rules for the packages that a transaction may install, including dependencies.
     pub guard: Guard,
+    /// The directory with the sources of this run if it uses a bundle.
+    #[serde(skip)]
+    pub bundled: Option<Utf8PathBuf>,
 }
 
 /// Rules for the packages that a transaction may install, including dependencies. They are checked after the package manager

@@ -49,6 +49,8 @@ pub struct SettingsRequest {
     pub lock: Option<String>,
     /// Names and versions of the packages in the bundle of the run.
     pub bundled: Option<BTreeSet<(String, String)>>,
+    /// The directory with the sources of the bundle of the run.
+    pub bundle_sources: Option<Utf8PathBuf>,
     pub lock_timeout_seconds: Option<u64>,
     /// `--image` and `--assume-gpu`.
     pub flags: Flags,
@@ -171,6 +173,7 @@ pub fn load(
         flags: &ask.flags,
         is_rollback: !ask.driver.is_empty(),
     })?;
+    (resolution.desired.packages.bundled).clone_from(&ask.bundle_sources);
     if let Some(lock) = &lock {
         lock.pin(&mut resolution.desired, facts)?;
         if let Some(locked) = &mut resolution.desired.packages.guard.lock {

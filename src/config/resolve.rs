@@ -630,6 +630,7 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
             kernels: profile.packages.kernels.clone(),
             ..Guard::default()
         },
+        bundled: None,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Finds packages of a previously validated driver in the package lists.
 
 use crate::{
-    config::desired::{Manager, PackageSpec},
+    config::desired::{PackagePolicy, PackageSpec},
     error::one_line,
     facts::detection::carries_driver,
     host::Host,
@@ -26,11 +26,11 @@ pub(super) enum Available {
 /// If there are no package lists, or if reading them fails.
 pub(super) async fn offered(
     host: &Host,
-    manager: Manager,
+    policy: &PackagePolicy,
     validated: &Validated,
 ) -> Result<Available, String> {
-    let backend = manager.backend();
-    let has_lists = backend.has_lists(&*host.files);
+    let backend = policy.manager.backend();
+    let has_lists = backend.has_lists(&*host.files, policy.bundled.as_deref());
     if !has_lists.map_err(|error| format!("failed to {}", one_line(&error)))? {
         return Err("there are no package lists".to_owned());
     }

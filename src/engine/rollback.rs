@@ -72,7 +72,7 @@ pub async fn rollback(host: &Host, settings: &Desired) -> Result<Option<Rollback
     ) else {
         return Ok(None);
     };
-    let (exact, note) = match offered(host, settings.packages.manager, &validated).await {
+    let (exact, note) = match offered(host, &settings.packages, &validated).await {
         Ok(Available::Exact(there)) => (there, None),
         Ok(Available::Newest(newest, gone)) => {
             let note = format!("rolling back to driver {newest}: {}", no_longer(&gone));
@@ -405,8 +405,7 @@ impl Session {
         }
         let from = in_words(driver);
         let failed = format!("driver {from} failed validation ({why})");
-        let manager = desired.packages.manager;
-        let (to, because) = match offered(&self.inner.host, manager, validated).await {
+        let (to, because) = match offered(&self.inner.host, &desired.packages, validated).await {
             Ok(Available::Gone(gone)) => {
                 let none = none_left(validated, &gone);
                 self.tools.note(notes, format!("{failed}, and {none}"));
@@ -513,7 +512,7 @@ impl Session {
         else {
             return false;
         };
-        let offered = offered(&self.inner.host, desired.packages.manager, &validated).await;
+        let offered = offered(&self.inner.host, &desired.packages, &validated).await;
         matches!(offered, Ok(Available::Gone(_)))
     }
 }

@@ -69,7 +69,7 @@ impl Session {
         if !needed(jobs).any(|change| replaces(change, manager, validated)) {
             return None;
         }
-        match offered(&self.inner.host, manager, validated).await {
+        match offered(&self.inner.host, &desired.packages, validated).await {
             Ok(Available::Exact(_) | Available::Newest(..)) => None,
             Ok(Available::Gone(gone)) => Some(none_left(validated, &gone)),
             Err(why) => Some(format!(
@@ -116,19 +116,21 @@ impl Session {
         let to = version_in_words(validated);
         let rolls_back =
             |to: &str| format!("{fails}, the run rolls back to driver {to} (`driver.rollback`)");
-        Some(match offered(&self.inner.host, manager, validated).await {
-            Ok(Available::Exact(_)) => rolls_back(&to),
-            Ok(Available::Newest(newest, gone)) => format!(
-                "{}, the newest of its branch: {}",
-                rolls_back(&newest.to_string()),
-                no_longer(&gone)
-            ),
-            Ok(Available::Gone(gone)) => format!("{fails}, {}", none_left(validated, &gone)),
-            Err(why) => format!(
-                "{} if its packages are still available, which is unknown: {why}",
-                rolls_back(&to)
-            ),
-        })
+        Some(
+            match offered(&self.inner.host, &desired.packages, validated).await {
+                Ok(Available::Exact(_)) => rolls_back(&to),
+                Ok(Available::Newest(newest, gone)) => format!(
+                    "{}, the newest of its branch: {}",
+                    rolls_back(&newest.to_string()),
+                    no_longer(&gone)
+                ),
+                Ok(Available::Gone(gone)) => format!("{fails}, {}", none_left(validated, &gone)),
+                Err(why) => format!(
+                    "{} if its packages are still available, which is unknown: {why}",
+                    rolls_back(&to)
+                ),
+            },
+        )
     }
 }
 

@@ -57,7 +57,7 @@ pub async fn offered(
     manager: Manager,
     name: &str,
 ) -> Result<Option<Vec<DriverVersion>>, FilesError> {
-    if !manager.backend().has_lists(host.files())? {
+    if !manager.backend().has_lists(host.files(), None)? {
         return Ok(None);
     }
     let answer = host.query(&manager.backend().offers(&[name])).await;

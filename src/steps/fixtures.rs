@@ -193,6 +193,7 @@ pub(crate) fn desired() -> Desired {
             may_remove: vec![],
             may_upgrade: vec![],
             guard: Guard::default(),
+            bundled: None,
         },
         container_modules: vec![],
         repositories: vec![Repository {

@@ -117,7 +117,8 @@ pub(super) async fn names(cx: &Cx<'_>, prefix: &str) -> Result<Vec<String>, Step
 /// Returns whether package lists exist and are complete. A power loss may truncate them.
 pub(super) fn has_lists(cx: &Cx<'_>) -> Result<bool, StepError> {
     let (backend, files) = (backend(cx), cx.host.files());
-    Ok(backend.has_lists(files)? && backend.truncated_lists(files)?.is_empty())
+    let bundled = cx.desired.packages.bundled.as_deref();
+    Ok(backend.has_lists(files, bundled)? && backend.truncated_lists(files)?.is_empty())
 }
 
 /// Returns the installable versions of each package, preferred version first. Empty if no repository has the package.

@@ -145,7 +145,7 @@ fn bundle_replaces_sources_and_keys_of_the_run_only() {
     assert_eq!(ran.exit, 0, "{}", ran.err);
     let settings = (
         "APT_CONFIG".to_owned(),
-        "/run/gpu-bootstrap/bundle/apt.conf".to_owned(),
+        format!("/run/gpu-bootstrap/bundle-{}/apt.conf", std::process::id()),
     );
     let of_apt = |cmd: &&Cmd| cmd.program.starts_with("apt-");
     let commands: Vec<_> = ran.commands.iter().filter(of_apt).collect();
@@ -160,6 +160,8 @@ fn bundle_replaces_sources_and_keys_of_the_run_only() {
         source.contains("URIs: https://nvidia.github.io/"),
         "{source}"
     );
+    let directory = gpu_bootstrap::bundle::sources_of(std::process::id());
+    assert!(!second.host().files.exists(&directory).expect("readable"));
     // Later commands use the sources of the machine.
     let ran = second.run(&["plan"]);
     let of_bundle = |cmd: &Cmd| cmd.env.contains(&settings);

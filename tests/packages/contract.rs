@@ -161,7 +161,7 @@ impl Asking<'_> {
             "refresh" => {
                 let output = self.run(&backend.refresh(settings, false)).await;
                 let files = &*self.host.files;
-                let lists = self.backend.has_lists(files).expect("files");
+                let lists = self.backend.has_lists(files, None).expect("files");
                 format!("{}, lists: {lists}", self.result(&output))
             }
             "offers" => {

@@ -109,6 +109,7 @@ pub(super) fn policy() -> PackagePolicy {
         ],
         may_remove: vec![],
         may_upgrade: vec![],
+        bundled: None,
     }
 }
 

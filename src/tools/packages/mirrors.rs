@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-use super::Settings;
+use super::{Exclusion, Settings};
 use crate::host::{Cmd, FilesError, Query, ReadFiles};
 
 /// A repository in a bundle.
@@ -85,9 +85,6 @@ pub struct ListedPackage {
     pub download: Download,
 }
 
-/// The directory with the files of [`Mirrors::sources`], and the files themselves.
-pub const REDIRECTED: &str = "/run/gpu-bootstrap/bundle";
-
 /// How a package manager creates and reads partial copies of repositories.
 pub trait Mirrors: Debug + Send + Sync {
     /// Returns files with separate settings, and directories for separate lists and caches below `state`, so that the lists
@@ -122,8 +119,8 @@ pub trait Mirrors: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Queries the locations of packages, which are specified by ID and version. The exit statuses are ignored, because the output
-    /// lists the packages that exist.
+    /// Queries the locations of packages, which are specified by ID and version. The exit statuses alone do not decide, because
+    /// the output lists the packages that exist.
     fn locate(
         &self,
         packages: &[(String, String)],
@@ -142,8 +139,8 @@ pub trait Mirrors: Debug + Send + Sync {
     /// Returns the commands that download files to a directory, and verify those without a digest.
     fn fetch(&self, settings: &Settings, downloads: &[&Download], to: &Utf8Path) -> Vec<Cmd>;
 
-    /// Returns the files in [`REDIRECTED`] with the sources of the machine that are in the bundle at `bundle`. For apt, only
-    /// the keys come from the machine. For dnf, all options except the locations.
+    /// Returns files below `to` with the sources of the machine that are in the bundle at `bundle`. For apt, only the keys come
+    /// from the machine. For dnf, all options except the locations and the secret ones.
     ///
     /// # Errors
     /// If an existing file cannot be read.
@@ -152,10 +149,25 @@ pub trait Mirrors: Debug + Send + Sync {
         files: &dyn ReadFiles,
         bundle: &Utf8Path,
         mirrors: &[Mirror],
+        to: &Utf8Path,
     ) -> Result<Vec<(Utf8PathBuf, String)>, FilesError>;
 
-    /// Changes a command so that it reads the sources in [`REDIRECTED`]. `None` if the command reads no sources.
-    fn redirected(&self, cmd: &Cmd) -> Option<Cmd>;
+    /// Returns the settings of the administrator that exclude some of these packages of the repositories, but would not apply to
+    /// their copies.
+    ///
+    /// # Errors
+    /// If an existing file cannot be read.
+    fn forbidden(
+        &self,
+        _files: &dyn ReadFiles,
+        _mirrors: &[Mirror],
+        _packages: &[&str],
+    ) -> Result<Vec<Exclusion>, FilesError> {
+        Ok(Vec::new())
+    }
+
+    /// Changes a command so that it reads the files of [`Mirrors::sources`] below `to`. `None` if the command reads no sources.
+    fn redirected(&self, cmd: &Cmd, to: &Utf8Path) -> Option<Cmd>;
 }
 
 /// Returns a path in a repository without `.` components, or `None` if it would leave the repository.

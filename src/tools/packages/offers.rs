@@ -7,11 +7,16 @@ use crate::host::{Cmd, FilesError, Query, ReadFiles};
 
 /// The available packages.
 pub trait Offers {
-    /// Whether package lists exist, so that a package that is not in them is unavailable.
+    /// Whether package lists exist, so that a package that is not in them is unavailable. `bundled` is the directory with the
+    /// sources of a run with a bundle, which are then used instead of those of the machine.
     ///
     /// # Errors
     /// If the directory cannot be read.
-    fn has_lists(&self, files: &dyn ReadFiles) -> Result<bool, FilesError>;
+    fn has_lists(
+        &self,
+        files: &dyn ReadFiles,
+        bundled: Option<&Utf8Path>,
+    ) -> Result<bool, FilesError>;
 
     /// Returns the truncated files of the package lists, which must be downloaded again.
     ///

@@ -164,15 +164,7 @@ pub(super) fn forced(
     files: &dyn ReadFiles,
     entries: &[SourceEntry],
 ) -> Result<Vec<ForcedOrigin>, FilesError> {
-    let is_configured = |host: &str| {
-        let of_host = |entry: &SourceEntry| {
-            let (_, rest) = entry.uri.split_once("://").unwrap_or_default();
-            let authority = rest.split('/').next().unwrap_or_default();
-            let (_, of_entry) = authority.rsplit_once('@').unwrap_or(("", authority));
-            of_entry.split(':').next() == Some(host)
-        };
-        entries.iter().any(of_host)
-    };
+    let is_configured = |host: &str| (entries.iter()).any(|entry| host_of(&entry.uri) == host);
     let mut found = Vec::new();
     for path in paths(files)? {
         if (path.file_name()).is_some_and(|name| name.starts_with(PREFERENCES)) {
@@ -197,6 +189,63 @@ pub(super) fn forced(
         }
     }
     Ok(found)
+}
+
+/// Returns the host of a URL. Empty if it has none, such as `file:/srv`.
+fn host_of(url: &str) -> &str {
+    let (_, rest) = url.split_once("://").unwrap_or_default();
+    let authority = rest.split('/').next().unwrap_or_default();
+    let (_, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+    host.split(':').next().unwrap_or_default()
+}
+
+/// Returns the records of the administrator that exclude some of these packages from the hosts of these URLs. Copies of the
+/// repositories have no host, so apt does not apply the records to them. Records with a syntax that only apt can match (regular
+/// expressions, source packages) are included.
+///
+/// # Errors
+/// If an existing file cannot be read.
+pub(super) fn of_hosts(
+    files: &dyn ReadFiles,
+    urls: &[&str],
+    packages: &[&str],
+) -> Result<Vec<Exclusion>, FilesError> {
+    let hosts: Vec<String> = (urls.iter().map(|url| host_of(url)))
+        .filter(|host| !host.is_empty())
+        .map(str::to_ascii_lowercase)
+        .collect();
+    let is_of_host = |pin: &str| {
+        let (kind, host) = pin.split_once([' ', '\t']).unwrap_or_default();
+        let host = host.trim().trim_matches('"').to_ascii_lowercase();
+        kind.eq_ignore_ascii_case("origin")
+            && !host.is_empty()
+            && (hosts.iter()).any(|one| host.starts_with('/') || pattern::matches(&host, one))
+    };
+    let is_of_package = |names: &str| {
+        names.split_whitespace().any(|one| {
+            one.starts_with(['/', '*'])
+                || one.starts_with("src:")
+                || packages.iter().any(|name| pattern::matches(one, name))
+        })
+    };
+    let mut paths = paths(files)?;
+    paths.retain(|path| !(path.file_name()).is_some_and(|name| name.starts_with(PREFERENCES)));
+    Exclusion::in_files(files, &paths, |path, text| {
+        let of_record = |record: Record| {
+            let (pin, names) = (record.field("pin"), record.field("package"));
+            let priority = record.field("pin-priority");
+            let is_negative =
+                priority == "never" || number(priority).is_some_and(|value| value < 0);
+            (is_negative && is_of_host(pin) && is_of_package(names)).then(|| Exclusion {
+                path: path.to_owned(),
+                line: record.line,
+                text: format!("Pin: {pin}` with priority {priority} for `{names}"),
+                patterns: names.split_whitespace().map(str::to_owned).collect(),
+                only: false,
+            })
+        };
+        records(text).into_iter().filter_map(of_record).collect()
+    })
 }
 
 /// Whether the administrator's pin includes all versions of our pin, or selects a revision of the single version that the
@@ -391,6 +440,34 @@ mod tests {
                 assert!(issue.why.contains(&place), "{text}: {}", issue.why);
                 assert!(issue.why.contains(words), "{text}: {}", issue.why);
             }
+        }
+    }
+
+    #[test]
+    fn records_that_exclude_a_host_are_found() {
+        let urls = [
+            "https://nvidia.github.io/deb",
+            "http://deb.debian.org:80/debian",
+            "file:/srv",
+        ];
+        for (package, pin, priority, is_found) in rows! {
+            "*", "origin \"nvidia.github.io\"", "-1", true;
+            "*", "Origin deb.debian.org", "never", true;
+            "*", "origin *.github.io", "-10", true;
+            "runc tini*", "origin nvidia.github.io", "-1", true;
+            "/^run/", "origin nvidia.github.io", "-1", true;
+            "bash", "origin nvidia.github.io", "-1", false;
+            "*", "origin nvidia.github.io", "100", false;
+            "*", "origin github.io", "-1", false;
+            "*", "origin \"\"", "-1", false;
+            "*", "release o=NVIDIA", "-1", false;
+        } {
+            let files = FakeFiles::new();
+            let text = format!("Package: {package}\nPin: {pin}\nPin-Priority: {priority}\n");
+            files.put("/etc/apt/preferences.d/10-theirs", text.as_str());
+            files.put("/etc/apt/preferences.d/zz-gpu-bootstrap-x", text.as_str());
+            let found = of_hosts(&files, &urls, &["runc"]).unwrap();
+            assert_eq!(found.len(), usize::from(is_found), "{text}: {found:?}");
         }
     }
 

@@ -8,14 +8,13 @@ use std::{collections::BTreeMap, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Apt, commands, lists, sources};
+use super::{Apt, commands, exclusions, lists, sources};
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles},
     tools::packages::{
-        Settings, SourceEntry, Sources as _,
+        Exclusion, Settings, SourceEntry, Sources as _,
         mirrors::{
-            Download, ListFile, ListOrigin, ListedPackage, ListedRepository, Mirror, Mirrors,
-            REDIRECTED, inner,
+            Download, ListFile, ListOrigin, ListedPackage, ListedRepository, Mirror, Mirrors, inner,
         },
     },
 };
@@ -24,10 +23,10 @@ use crate::{
 const PROGRAMS: [&str; 4] = ["apt-get", "apt-cache", "apt-mark", commands::HELPER];
 
 /// The file with the sources of a bundle.
-const SOURCES: &str = "/run/gpu-bootstrap/bundle/sources/bundle.sources";
+const SOURCES: &str = "sources/bundle.sources";
 
-/// The settings that select [`SOURCES`].
-const SETTINGS: &str = "/run/gpu-bootstrap/bundle/apt.conf";
+/// The file with the settings that select [`SOURCES`].
+const SETTINGS: &str = "apt.conf";
 
 /// Files per download command, so that its arguments stay short.
 const AT_ONCE: usize = 50;
@@ -36,14 +35,17 @@ const AT_ONCE: usize = 50;
 #[derive(Debug)]
 pub(super) struct AptMirrors;
 
-/// Returns the sources of a bundle that the last redirected command used. Empty if there is none.
+/// Returns the sources in the files of a bundle below `to`. Empty if there are none.
 ///
 /// # Errors
 /// If the file cannot be read.
-pub(super) fn redirected(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
-    let text = files.read_lossy(Utf8Path::new(SOURCES))?;
-    let path = Utf8Path::new(SOURCES);
-    Ok(text.map_or_else(Vec::new, |text| sources::parse(path, &text)))
+pub(super) fn redirected(
+    files: &dyn ReadFiles,
+    to: &Utf8Path,
+) -> Result<Vec<SourceEntry>, FilesError> {
+    let path = to.join(SOURCES);
+    let text = files.read_lossy(&path)?;
+    Ok(text.map_or_else(Vec::new, |text| sources::parse(&path, &text)))
 }
 
 /// Adds settings that apt reads before its own, apt.conf(5).
@@ -124,13 +126,13 @@ impl Mirrors for AptMirrors {
         );
         let directories = ["lists/partial", "cache/archives/partial"];
         (
-            vec![(state.join("apt.conf"), text)],
+            vec![(state.join(SETTINGS), text)],
             directories.map(|name| state.join(name)).into(),
         )
     }
 
     fn separately(&self, cmd: &Cmd, state: &Utf8Path) -> Cmd {
-        let settings = state.join("apt.conf");
+        let settings = state.join(SETTINGS);
         with_settings(cmd, settings.as_str()).unwrap_or_else(|| cmd.clone())
     }
 
@@ -315,6 +317,7 @@ impl Mirrors for AptMirrors {
         files: &dyn ReadFiles,
         bundle: &Utf8Path,
         mirrors: &[Mirror],
+        to: &Utf8Path,
     ) -> Result<Vec<(Utf8PathBuf, String)>, FilesError> {
         let mut stanzas: Vec<String> = Vec::new();
         // A flat repository has no architecture, but its URL may contain `$(ARCH)`.
@@ -361,17 +364,27 @@ impl Mirrors for AptMirrors {
             }
         }
         let settings = format!(
-            "Dir::Etc::SourceList \"/dev/null\";\nDir::Etc::SourceParts \"{REDIRECTED}/sources\";\n\
+            "Dir::Etc::SourceList \"/dev/null\";\nDir::Etc::SourceParts \"{to}/sources\";\n\
              APT::Get::List-Cleanup \"false\";\n"
         );
         Ok(vec![
-            (SOURCES.into(), stanzas.join("\n")),
-            (SETTINGS.into(), settings),
+            (to.join(SOURCES), stanzas.join("\n")),
+            (to.join(SETTINGS), settings),
         ])
     }
 
-    fn redirected(&self, cmd: &Cmd) -> Option<Cmd> {
-        with_settings(cmd, SETTINGS)
+    fn forbidden(
+        &self,
+        files: &dyn ReadFiles,
+        mirrors: &[Mirror],
+        packages: &[&str],
+    ) -> Result<Vec<Exclusion>, FilesError> {
+        let urls: Vec<&str> = mirrors.iter().map(|mirror| mirror.url.as_str()).collect();
+        exclusions::of_hosts(files, &urls, packages)
+    }
+
+    fn redirected(&self, cmd: &Cmd, to: &Utf8Path) -> Option<Cmd> {
+        with_settings(cmd, to.join(SETTINGS).as_str())
     }
 }
 
@@ -381,6 +394,8 @@ mod tests {
     use crate::{host::fake, model::text::reads_any_text};
 
     const STATE: &str = "/srv/bundle/.state";
+
+    const TO: &str = "/run/gpu-bootstrap/bundle-1";
 
     /// Output of apt 2.6.2 on Debian 12, shortened.
     const TARGETS: &str = "\
@@ -497,7 +512,7 @@ Repo-URI: https://developer.example.org/debian12/x86_64/
             })
             .collect();
         let written = AptMirrors
-            .sources(&*host.files, "/srv/bundle".into(), &mirrors)
+            .sources(&*host.files, "/srv/bundle".into(), &mirrors, TO.into())
             .unwrap();
         assert_eq!(
             written[0].1,
@@ -520,7 +535,7 @@ Repo-URI: https://developer.example.org/debian12/x86_64/
         );
         let all = [&mirrors[0], &mirror].map(Clone::clone);
         let written = AptMirrors
-            .sources(&*host.files, "/srv/bundle".into(), &all)
+            .sources(&*host.files, "/srv/bundle".into(), &all, TO.into())
             .unwrap();
         assert!(
             written[0]
@@ -532,9 +547,10 @@ Repo-URI: https://developer.example.org/debian12/x86_64/
     #[test]
     fn only_commands_that_read_sources_are_redirected() {
         let cmd = Cmd::new("apt-get", ["update"]);
-        let env = AptMirrors.redirected(&cmd).unwrap().env;
-        assert!(env.contains(&("APT_CONFIG".to_owned(), SETTINGS.to_owned())));
-        assert!(AptMirrors.redirected(&Cmd::new("dpkg", ["-l"])).is_none());
+        let env = AptMirrors.redirected(&cmd, TO.into()).unwrap().env;
+        assert!(env.contains(&("APT_CONFIG".to_owned(), format!("{TO}/apt.conf"))));
+        let cmd = Cmd::new("dpkg", ["-l"]);
+        assert!(AptMirrors.redirected(&cmd, TO.into()).is_none());
     }
 
     #[test]

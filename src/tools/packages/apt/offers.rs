@@ -56,12 +56,16 @@ fn bound(dependency: &str) -> Option<(String, String)> {
 }
 
 impl Offers for Apt {
-    fn has_lists(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
+    fn has_lists(
+        &self,
+        files: &dyn ReadFiles,
+        bundled: Option<&Utf8Path>,
+    ) -> Result<bool, FilesError> {
         let names = files.list(Utf8Path::new(lists::DIRECTORY))?;
-        let mut sources = mirrors::redirected(files)?;
-        if sources.is_empty() {
-            sources = self.entries(files)?;
-        }
+        let sources = match bundled {
+            Some(directory) => mirrors::redirected(files, directory)?,
+            None => self.entries(files)?,
+        };
         Ok(lists::are_complete(&names, &sources))
     }
 

@@ -15,11 +15,11 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{Dnf, commands, offers, sources};
 use crate::{
     host::{Cmd, FileKind, FilesError, Query, ReadFiles},
+    model::secret::has_login,
     tools::packages::{
         Settings, SourceEntry, Sources as _,
         mirrors::{
-            Download, ListFile, ListOrigin, ListedPackage, ListedRepository, Mirror, Mirrors,
-            REDIRECTED, inner,
+            Download, ListFile, ListOrigin, ListedPackage, ListedRepository, Mirror, Mirrors, inner,
         },
     },
 };
@@ -35,8 +35,21 @@ const FORMAT: &str =
 /// a repository, because dnf would also read the list of mirrors in it.
 const COPIES: &str = "located";
 
-/// Options that are replaced.
-const ADDRESSES: [&str; 4] = ["baseurl", "mirrorlist", "metalink", "enabled"];
+/// Options that are copied: verification, and the choice of packages. Others, such as logins and proxies, belong to the original
+/// locations and may be secret. Source: dnf.conf(5).
+const COPIED: [&str; 11] = [
+    "name",
+    "gpgcheck",
+    "pkg_gpgcheck",
+    "repo_gpgcheck",
+    "gpgkey",
+    "priority",
+    "cost",
+    "exclude",
+    "excludepkgs",
+    "includepkgs",
+    "module_hotfixes",
+];
 
 /// The partial mirrors of dnf.
 #[derive(Debug)]
@@ -60,28 +73,24 @@ fn copy(state: &Utf8Path, at: usize) -> Utf8PathBuf {
 /// it.
 fn relocated(text: &str, baseurl: impl Fn(&str) -> Option<String>) -> String {
     let mut relocated = String::new();
-    let (mut is_kept, mut skips) = (false, false);
-    for line in text.lines().map(str::trim_end) {
-        let id = line
-            .strip_prefix('[')
-            .and_then(|rest| rest.strip_suffix(']'));
-        if let Some(id) = id {
-            let url = baseurl(id);
-            is_kept = url.is_some();
-            skips = false;
-            if let Some(url) = url {
-                relocated.push_str(&format!("[{id}]\nenabled=1\nbaseurl={url}\n"));
-            }
+    for (id, options) in sources::sections(text) {
+        let Some(url) = baseurl(id) else {
             continue;
-        }
-        // A line that starts with a space continues the previous option.
-        if !line.starts_with([' ', '\t']) {
-            let key = line.split('=').next().unwrap_or_default().trim();
-            skips = ADDRESSES.contains(&key);
-        }
-        if is_kept && !skips && !line.is_empty() && !line.starts_with(['#', ';']) {
-            relocated.push_str(line);
-            relocated.push('\n');
+        };
+        relocated.push_str(&format!("[{id}]\nenabled=1\nbaseurl={url}\n"));
+        let mut is_copied = false;
+        for (key, value) in options {
+            // Without a key, it is another value of the previous option.
+            if !key.is_empty() {
+                is_copied = COPIED.contains(&key);
+            }
+            let value = if has_login(value) { "" } else { value };
+            match key {
+                _ if !is_copied => {}
+                "" if value.is_empty() => {}
+                "" => relocated.push_str(&format!(" {value}\n")),
+                key => relocated.push_str(&format!("{key}={value}\n")),
+            }
         }
     }
     relocated
@@ -267,6 +276,7 @@ impl Mirrors for DnfMirrors {
         files: &dyn ReadFiles,
         bundle: &Utf8Path,
         mirrors: &[Mirror],
+        to: &Utf8Path,
     ) -> Result<Vec<(Utf8PathBuf, String)>, FilesError> {
         let entries = Dnf.entries(files)?;
         let url = |id: &str| {
@@ -279,15 +289,12 @@ impl Mirrors for DnfMirrors {
         for (_, own) in sources::texts(files)? {
             text.push_str(&relocated(&own, url));
         }
-        Ok(vec![(
-            format!("{REDIRECTED}/sources/bundle.repo").into(),
-            text,
-        )])
+        Ok(vec![(to.join("sources/bundle.repo"), text)])
     }
 
-    fn redirected(&self, cmd: &Cmd) -> Option<Cmd> {
+    fn redirected(&self, cmd: &Cmd, to: &Utf8Path) -> Option<Cmd> {
         let options = [
-            format!("--setopt=reposdir={REDIRECTED}/sources"),
+            format!("--setopt=reposdir={to}/sources"),
             WHOLE_FILES.to_owned(),
         ];
         with_options(cmd, options)
@@ -301,6 +308,8 @@ mod tests {
 
     const STATE: &str = "/srv/bundle/.state";
 
+    const TO: &str = "/run/gpu-bootstrap/bundle-1";
+
     const REPOSITORIES: &str = "\
 [baseos]
 name=AlmaLinux $releasever - BaseOS
@@ -313,10 +322,23 @@ gpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-AlmaLinux-9
 mirrorlist=https://mirrors.example.org/crb
 enabled=0
 gpgcheck=1
-[vendor]
+[vendor] # licensed
 baseurl=https://vendor.example.org/a
   https://vendor.example.org/b
+username=joe
+password=s3cret1
+  s3cret2
+proxy=http://proxy.example.org:3128
+proxy_username=joe
+proxy_password=s3cret3
+sslclientkey=/etc/pki/entitlement/key.pem
 repo_gpgcheck=1
+gpgkey=https://vendor.example.org/key
+  https://joe:s3cret4@vendor.example.org/key
+  https://vendor.example.org/older-key
+excludepkgs=kernel*
+# comment
+  nvidia-*
 ";
 
     fn listed() -> Vec<ListedRepository> {
@@ -379,8 +401,9 @@ repo_gpgcheck=1
         assert_eq!(args[args.len() - 2..], ["--", "runc-4:1.2-1.el9"]);
     }
 
+    /// The file of a repository may have mode 0600, and the written one has 0644.
     #[test]
-    fn repositories_of_the_machine_keep_their_options() {
+    fn repositories_of_the_machine_keep_their_options_without_credentials() {
         let (host, fakes) = fake::host();
         fakes.files.put("/etc/yum.repos.d/a.repo", REPOSITORIES);
         let mirror = |id: &str, path: &str| Mirror {
@@ -390,26 +413,32 @@ repo_gpgcheck=1
         };
         let mirrors = ["baseos", "crb", "vendor"].map(|id| mirror(id, &format!("mirrors/{id}")));
         let written = DnfMirrors
-            .sources(&*host.files, "/srv/bundle".into(), &mirrors)
+            .sources(&*host.files, "/srv/bundle".into(), &mirrors, TO.into())
             .unwrap();
         assert_eq!(
             written[0].1,
             "[baseos]\nenabled=1\nbaseurl=file:///srv/bundle/mirrors/baseos\nname=AlmaLinux $releasever - BaseOS\n\
              gpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-AlmaLinux-9\n\
-             [vendor]\nenabled=1\nbaseurl=file:///srv/bundle/mirrors/vendor\nrepo_gpgcheck=1\n"
+             [vendor]\nenabled=1\nbaseurl=file:///srv/bundle/mirrors/vendor\nrepo_gpgcheck=1\n\
+             gpgkey=https://vendor.example.org/key\n https://vendor.example.org/older-key\n\
+             excludepkgs=kernel*\n nvidia-*\n"
         );
     }
 
     #[test]
     fn only_dnf_is_redirected() {
-        let cmd = DnfMirrors.redirected(&Cmd::new("dnf", ["-y", "install", "a"]));
+        let cmd = DnfMirrors.redirected(&Cmd::new("dnf", ["-y", "install", "a"]), TO.into());
         let args = cmd.unwrap().args;
         assert_eq!(
             args[0],
-            "--setopt=reposdir=/run/gpu-bootstrap/bundle/sources"
+            "--setopt=reposdir=/run/gpu-bootstrap/bundle-1/sources"
         );
         assert_eq!(args[2..], ["-y", "install", "a"]);
-        assert!(DnfMirrors.redirected(&Cmd::new("rpm", ["-qa"])).is_none());
+        assert!(
+            DnfMirrors
+                .redirected(&Cmd::new("rpm", ["-qa"]), TO.into())
+                .is_none()
+        );
     }
 
     reads_any_text!("(\\[|\\]|=|\n| |\t|[a-z./]*|.)*", |text| DnfMirrors

@@ -18,7 +18,11 @@ const FORMAT_OF_CONTENTS: &str = "%{name}\\t%{epoch}:%{version}-%{release}\\t%{a
 pub(super) const NOT_NATIVE: [&str; 6] = ["src", "nosrc", "i386", "i486", "i586", "i686"];
 
 impl Offers for Dnf {
-    fn has_lists(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
+    fn has_lists(
+        &self,
+        files: &dyn ReadFiles,
+        _bundled: Option<&Utf8Path>,
+    ) -> Result<bool, FilesError> {
         let names = files.list(Utf8Path::new(CACHE))?;
         Ok(names.iter().any(|name| name.ends_with(".solv")))
     }

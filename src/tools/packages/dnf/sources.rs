@@ -79,21 +79,31 @@ pub fn parse(file: &Utf8Path, text: &str, default: Verified) -> Vec<SourceEntry>
         .collect()
 }
 
-/// A section: its name and its options.
+/// A section: its name and its options. Additional values of an option follow it with an empty key.
 type SourceSection<'t> = (&'t str, Vec<(&'t str, &'t str)>);
 
+/// Returns the name in the first line of a section. libdnf accepts a comment behind it.
+fn section_name(line: &str) -> Option<&str> {
+    let (name, rest) = line.strip_prefix('[')?.split_once(']')?;
+    let rest = rest.trim_start();
+    (rest.is_empty() || rest.starts_with(['#', ';'])).then_some(name)
+}
+
 /// Splits a text into sections.
-fn sections(text: &str) -> Vec<SourceSection<'_>> {
+pub(super) fn sections(text: &str) -> Vec<SourceSection<'_>> {
     let mut found = Vec::new();
     let mut section: Option<SourceSection<'_>> = None;
     for line in text.lines().map(str::trim_end).chain(["[]"]) {
-        if let Some(id) = line
-            .strip_prefix('[')
-            .and_then(|rest| rest.strip_suffix(']'))
-        {
+        if let Some(id) = section_name(line) {
             found.extend(section.replace((id, Vec::new())));
-        } else if line.starts_with(['#', ';', ' ', '\t']) {
-            // A comment, or additional values of the previous option.
+        } else if line.starts_with(['#', ';']) {
+            // A comment.
+        } else if line.starts_with([' ', '\t']) {
+            if let Some((_, options)) = &mut section
+                && !options.is_empty()
+            {
+                options.push(("", line.trim()));
+            }
         } else if let (Some((_, options)), Some((key, value))) =
             (&mut section, line.split_once('='))
         {
@@ -158,7 +168,7 @@ impl Sources for Dnf {
             let mut in_section = false;
             let bad = text.lines().position(|line| {
                 let line = line.trim_end();
-                let is_section = line.starts_with('[') && line.ends_with(']');
+                let is_section = section_name(line).is_some();
                 in_section |= is_section;
                 let is_plain = line.is_empty() || line.starts_with(['#', ';']);
                 let is_option = in_section && (line.starts_with([' ', '\t']) || line.contains('='));
@@ -314,6 +324,8 @@ gpgcheck = 0
         assert_eq!(theirs.uri, "http://127.0.0.1/a");
         assert!(theirs.is_at("theirs") && theirs.is_at("http://127.0.0.1/a/x.rpm"));
         assert!(!theirs.is_at("crb"));
+        let commented = entries(&CRB.replace("[crb]", "[crb] # extra"));
+        assert_eq!(commented[0], *crb);
     }
 
     #[test]
