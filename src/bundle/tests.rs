@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, io};
+use std::io;
 
 use super::{create::Recipe, *};
 use crate::{
