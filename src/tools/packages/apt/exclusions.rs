@@ -223,7 +223,8 @@ pub(super) fn of_hosts(
     };
     let is_of_package = |names: &str| {
         names.split_whitespace().any(|one| {
-            one.starts_with(['/', '*'])
+            one == "*"
+                || one.starts_with('/')
                 || one.starts_with("src:")
                 || packages.iter().any(|name| pattern::matches(one, name))
         })
