@@ -151,7 +151,7 @@ impl Creation<'_> {
         let packages = self.located(&repositories).await?;
         let used = used(&repositories, &packages);
         self.manifest.mirrors = paths(&repositories, &used);
-        without_login(&self.manifest.mirrors)?;
+        without_login(&self.manifest.mirrors, self.backend.commands().credentials)?;
         let at: BTreeMap<usize, Utf8PathBuf> = (used.iter().copied())
             .zip(
                 self.manifest
@@ -469,7 +469,8 @@ fn used(repositories: &[ListedRepository], packages: &[ListedPackage]) -> BTreeS
 }
 
 /// Rejects sources with credentials in their URLs, because the manifest and the arguments of commands contain the URLs.
-fn without_login(mirrors: &[Mirror]) -> Result<(), ChangeError> {
+/// `better` is the place for credentials.
+fn without_login(mirrors: &[Mirror], better: &str) -> Result<(), ChangeError> {
     let Some(mirror) = mirrors.iter().find(|mirror| has_login(&mirror.url)) else {
         return Ok(());
     };
@@ -477,11 +478,8 @@ fn without_login(mirrors: &[Mirror]) -> Result<(), ChangeError> {
         "create the bundle: the URL of the source `{}` contains credentials, which all users of the bundle could read",
         without_logins(&mirror.url)
     );
-    Err(
-        ChangeError::blocked("bundle-credentials", what).advice(
-            "move the credentials from the source to a file with mode 0600 in `/etc/apt/auth.conf.d`, see `man apt_auth.conf`",
-        ),
-    )
+    Err(ChangeError::blocked("bundle-credentials", what)
+        .advice(format!("move the credentials to {better}")))
 }
 
 /// Returns the used repositories with their directories. Suites of the same repository share one.
