@@ -20,7 +20,7 @@ use super::{
     file,
     labels::written,
     mig::partition,
-    packages::{Lists, OwnHolds, QueryCache, Reduced, Simulation, WantedPackages},
+    packages::{Following, Lists, OwnHolds, QueryCache, Reduced, Simulation, WantedPackages},
     probe::ProbeCaller,
 };
 use crate::{
@@ -39,6 +39,7 @@ pub struct Applier {
     pub(super) backend: &'static dyn Backend,
     pub(super) backups: Backups,
     pub(super) lists: Arc<Lists>,
+    pub(super) following: Arc<Following>,
     pub(super) holds: Arc<OwnHolds>,
     /// Daemons whose files still refer to the toolkit's runtime after this run has tried to remove it. The toolkit package is
     /// kept for them.
@@ -77,6 +78,7 @@ impl Applier {
             backend: policy.manager.backend(),
             policy,
             lists: Arc::default(),
+            following: Arc::default(),
             holds: Arc::default(),
             need_toolkit: Arc::default(),
             paused_for_run: Arc::default(),
@@ -212,6 +214,10 @@ impl ApplyChanges for Applier {
     async fn resume_paused(&self, sink: &dyn Sink) {
         self.paused_for_run.store(false, Ordering::Release);
         self.release_timers(sink).await;
+    }
+
+    fn set_following(&self, installation: Option<Change>) {
+        self.following.set(installation);
     }
 
     async fn preview(&self, change: &Change) -> Result<Option<String>, ChangeError> {

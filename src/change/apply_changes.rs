@@ -23,6 +23,10 @@ pub trait ApplyChanges: Send + Sync {
     /// be in progress.
     async fn resume_paused(&self, sink: &dyn Sink);
 
+    /// Sets the installation that comes after the next one, if it is known. Its packages may be downloaded while the next one
+    /// is performed.
+    fn set_following(&self, _installation: Option<Change>) {}
+
     /// Returns a unified diff or the package manager's simulation, without changing anything. `None` if there is no preview.
     ///
     /// # Errors

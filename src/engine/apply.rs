@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Session,
-    batch::{batch, due, only_compiles},
+    batch::{batch, due, following, only_compiles},
     job::{Assessed, End, Job, had_nothing_to_do},
     ledger::Ledger,
     retry::RetryPolicy,
@@ -318,6 +318,8 @@ impl<'s> Applying<'s> {
         if !self.free(&locks) {
             return false;
         }
+        let following = following(&self.jobs, &shared);
+        self.ledger.change_applier.set_following(following);
         self.begin(&shared.steps);
         let ledger = self.ledger.clone();
         let ids: Vec<_> = shared

@@ -44,14 +44,27 @@ pub(super) struct PackageWork {
     pub(super) change: Change,
 }
 
-/// Returns the package work that can start now.
-pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<PackageWork> {
-    let waiting: Vec<(usize, Batch)> = jobs
-        .iter()
+/// Returns the steps that wait for a batch.
+fn waiting(jobs: &[Job]) -> impl Iterator<Item = (usize, Batch)> {
+    jobs.iter()
         .enumerate()
         .filter(|(_, job)| job.ended.is_none() && job.decided && !job.busy)
         .filter_map(|(at, job)| Some((at, batch(job.pending().first()?)?)))
-        .collect();
+}
+
+/// Returns the installation for which steps wait while `work` is performed, so that its packages can be downloaded in advance.
+pub(super) fn following(jobs: &[Job], work: &PackageWork) -> Option<Change> {
+    batch(&work.change).filter(|now| *now == Batch::Install)?;
+    let later = waiting(jobs)
+        .filter(|(at, batch)| *batch == Batch::Install && !work.steps.contains(at))
+        .map(|(at, _)| at);
+    let following = union(jobs, later);
+    (!following.steps.is_empty()).then_some(following.change)
+}
+
+/// Returns the package work that can start now.
+pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<PackageWork> {
+    let waiting: Vec<(usize, Batch)> = waiting(jobs).collect();
     if waiting.is_empty() {
         return None;
     }

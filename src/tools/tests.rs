@@ -239,6 +239,7 @@ fn package_commands(value: &str) -> Vec<Cmd> {
                 cmds.push(backend.perform(&settings, request, removals));
             }
             cmds.push(backend.download(&settings, request));
+            cmds.extend(backend.download_in_advance(&settings, request));
             queries.push(backend.simulate(&settings, request));
             queries.extend(backend.estimate(&settings, request));
         }

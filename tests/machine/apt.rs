@@ -14,7 +14,10 @@ use crate::{
     state::State,
 };
 
-const OPTIONS: [&str; 12] = [
+/// The option of a command without locks, which may run during a transaction.
+pub const WITHOUT_LOCKS: &str = "-oDebug::NoLocking=true";
+
+const OPTIONS: [&str; 13] = [
     "DPkg::Lock::Timeout=",
     "Dpkg::Use-Pty=0",
     "Acquire::Retries=",
@@ -27,6 +30,7 @@ const OPTIONS: [&str; 12] = [
     "APT::Status-Fd=",
     "APT::Update::Error-Mode=any",
     "APT::Get::",
+    "Debug::NoLocking=",
 ];
 
 /// A parsed command line of `apt-get`.
@@ -87,11 +91,10 @@ fn parse(cmd: &Cmd) -> Line {
     line
 }
 
-/// Whether a command line of `apt-get` changes the machine.
+/// Whether a command line of `apt-get` changes the machine. A download in advance only changes the cache. It is not counted,
+/// because it runs in parallel with the other work.
 pub fn changes(cmd: &Cmd) -> bool {
-    !cmd.args
-        .iter()
-        .any(|arg| arg == "-s" || arg == "--print-uris")
+    !(cmd.args.iter()).any(|arg| ["-s", "--print-uris", WITHOUT_LOCKS].contains(&arg.as_str()))
 }
 
 /// `apt-get`.

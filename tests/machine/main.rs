@@ -21,6 +21,7 @@ mod dpkg;
 mod fabric;
 mod fleetlock;
 mod gpu;
+mod in_advance;
 mod kernel;
 mod locked;
 mod machine;

@@ -1,6 +1,12 @@
 //! Installs packages: resolves, simulates, approves, downloads, installs and verifies them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    pin::pin,
+};
+
+use futures_util::future::FutureExt as _;
+use tokio::sync::Notify;
 
 use super::{
     approval::{
@@ -8,6 +14,7 @@ use super::{
         unavailable,
     },
     deferred_builds::release_builds,
+    in_advance::{Observed, together_with},
     is_not_offered, is_unmet, names, not_verified,
     run::Attempts,
 };
@@ -26,7 +33,7 @@ use crate::{
 /// A simulated transaction.
 pub(super) struct SimulatedTransaction {
     /// Packages to install, with their versions.
-    packages: Vec<String>,
+    pub(super) packages: Vec<String>,
     /// Packages to remove.
     removing: Vec<String>,
     /// Whether installed packages are replaced.
@@ -115,9 +122,12 @@ impl Applier {
             // Each download may import keys.
             self.record_before_download(undo).await?;
         }
+        let (current, started) = (work.packages.clone(), Notify::new());
+        // Simulates during the download, and downloads after the first change of a package.
+        let mut following = pin!(self.download_in_advance(&current, &started).fuse());
         let download = self.backend.download(&settings, &request);
-        self.run_once("download packages", &download, downloads, sink)
-            .await?;
+        let download = self.run_once("download packages", &download, downloads, sink);
+        together_with(download, following.as_mut()).await?;
         if !work.removing.is_empty() && self.backend.performs_from_downloads() {
             // Such a package manager also removes packages that depend on a removed one, and has no option to prevent this.
             // Therefore simulate again immediately before the removal.
@@ -133,8 +143,13 @@ impl Applier {
         if later && self.backend.scripts_may_leave_modules() {
             self.compile_later(actions)?;
         }
-        let performed = self.attempt(undo, "install packages", &cmd, actions, sink);
-        match (performed.await, release_builds(&*self.host.files)) {
+        let observed = Observed {
+            sink,
+            started: &started,
+        };
+        let performed = self.attempt(undo, "install packages", &cmd, actions, &observed);
+        let performed = together_with(performed, following.as_mut()).await;
+        match (performed, release_builds(&*self.host.files)) {
             (Ok(()), released) => {
                 released?;
             }
@@ -266,7 +281,7 @@ impl Applier {
 
     /// Like [`Self::resolve`], but first checks that all packages of the lock file are available, so that the error lists all
     /// that are not, before any package is changed.
-    async fn resolve_locked(
+    pub(super) async fn resolve_locked(
         &self,
         specs: &[PackageSpec],
     ) -> Result<BTreeMap<String, String>, ChangeError> {

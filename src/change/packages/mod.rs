@@ -2,8 +2,9 @@
 //! time limit, is simulated first, fails if it would do more than the plan approves, downloads before it changes anything, is
 //! non-interactive, and is verified afterwards.
 //!
-//! [`install`] is the transaction, [`dry_run`] simulates all transactions of a run before its first change, [`deferred_builds`] defers compilation, [`approval`] decides which actions are allowed,
-//! [`run`] runs the commands, [`record`] stores the effects of each command on disk, and [`undo`] reverts them.
+//! [`install`] is the transaction, [`in_advance`] downloads the packages of the following one, [`dry_run`] simulates all
+//! transactions of a run before its first change, [`deferred_builds`] defers compilation, [`approval`] decides which actions are
+//! allowed, [`run`] runs the commands, [`record`] stores the effects of each command on disk, and [`undo`] reverts them.
 
 mod approval;
 mod deferred_builds;
@@ -11,6 +12,7 @@ mod dry_run;
 mod effects;
 mod exclusive;
 mod holds;
+mod in_advance;
 mod install;
 mod inventory;
 mod lists;
@@ -32,6 +34,7 @@ pub use dry_run::{FURTHER, NOT_SIMULATED, Simulation};
 pub use effects::{Effects, Inventory, Unowned};
 pub(super) use holds::OwnHolds;
 pub use holds::Unhold;
+pub(super) use in_advance::Following;
 pub(super) use lists::Lists;
 pub use lists::WantedPackages;
 pub use merge::{Merged, merge};

@@ -28,6 +28,9 @@ const NETWORK_TIME_LIMIT: Duration = Duration::from_secs(180);
 /// The number of compiler log lines in an error.
 const LOG_LINES: usize = 30;
 
+/// The unit of progress while packages are changed. Downloads have other units.
+pub(super) const PERCENT: &str = "percent";
+
 /// The remaining attempts after transient failures.
 #[derive(Debug)]
 pub(super) struct Attempts(std::slice::Iter<'static, Duration>);
@@ -271,7 +274,7 @@ impl Applier {
                             sink.progress(finished, size, "bytes");
                         }
                         None => {
-                            sink.progress((done * 100 / stages) as u64, Some(100), "percent");
+                            sink.progress((done * 100 / stages) as u64, Some(100), PERCENT);
                         }
                     }
                 }

@@ -147,11 +147,14 @@ async fn packages_of_a_long_step_are_installed_first() {
     );
     assert!(log[2..].contains(&"install driver".to_owned()), "{log:?}");
     assert!(log[2..].contains(&"write `/image`".to_owned()), "{log:?}");
+    let following = |rig: &Rig| rig.change_applier.following.lock().unwrap().clone();
+    assert_eq!(following(&bare), ["install driver"]);
     // If the long step has nothing to do, no separate transaction is needed.
     let pulled = rig();
     pulled.fakes.files.put("/image", "");
     pulled.install().await.unwrap();
     assert_eq!(pulled.log()[1], "install driver, docker, toolkit");
+    assert!(following(&pulled).is_empty());
 }
 
 #[tokio::test]

@@ -63,6 +63,8 @@ pub struct FileChanges {
     pub late: Mutex<u32>,
     /// The number of scheduler turns that a package transaction takes.
     pub turns: Mutex<u32>,
+    /// The installations that were announced in advance.
+    pub following: Mutex<Vec<String>>,
     /// If set, package transactions and their undo wait until this is cancelled, and then fail.
     pub waits: Mutex<Option<Cancel>>,
     /// Called before each change is applied.
@@ -111,6 +113,11 @@ impl FileChanges {
 impl ApplyChanges for FileChanges {
     fn anew(&self, _: &Desired, _: BTreeSet<String>) -> Arc<dyn ApplyChanges> {
         Arc::new(NoChanges)
+    }
+
+    fn set_following(&self, installation: Option<Change>) {
+        let summary = installation.map(|change| change.summary());
+        self.following.lock().unwrap().extend(summary);
     }
 
     async fn resume_paused(&self, _: &dyn Sink) {
@@ -380,6 +387,7 @@ impl Rig {
                 blind: Mutex::default(),
                 late: Mutex::default(),
                 turns: Mutex::default(),
+                following: Mutex::default(),
                 waits: Mutex::default(),
                 before: Mutex::new(Box::new(|_| {})),
             }),

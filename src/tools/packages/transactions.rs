@@ -49,6 +49,17 @@ pub trait Transactions {
     /// Downloads the packages of a transaction.
     fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd;
 
+    /// Downloads the packages of a transaction while another transaction of the same run is performed, without locks. `None` if
+    /// the manager does not support this. dnf does not: a download takes the lock of the lists
+    /// ([`Self::simulates_side_by_side`]), so parallel queries would fail.
+    fn download_in_advance(
+        &self,
+        _settings: &Settings,
+        _request: &TransactionRequest<'_>,
+    ) -> Option<Cmd> {
+        None
+    }
+
     /// Performs a simulated and approved transaction.
     fn perform(
         &self,

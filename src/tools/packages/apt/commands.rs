@@ -188,6 +188,20 @@ impl Transactions for Apt {
         get(settings, &[verb, &["--download-only"]].concat(), &packages)
     }
 
+    /// The transaction in progress holds the lock of the database, and until its end the lock of the downloaded packages
+    /// (`InstallPackages` of apt-private/private-install.cc, apt 2.4 to 3.0). With `Debug::NoLocking`, which apt also uses for
+    /// simulations (apt-private/private-main.cc), this command takes neither. The two write different files, because the
+    /// packages of the transaction in progress are already downloaded.
+    fn download_in_advance(
+        &self,
+        settings: &Settings,
+        request: &TransactionRequest<'_>,
+    ) -> Option<Cmd> {
+        let mut cmd = self.download(settings, request);
+        cmd.args.insert(0, "-oDebug::NoLocking=true".to_owned());
+        Some(cmd)
+    }
+
     fn perform(
         &self,
         settings: &Settings,
@@ -259,6 +273,7 @@ mod tests {
             Apt.refresh(&settings, false),
             Apt.refresh(&settings, true),
             Apt.download(&settings, &install),
+            Apt.download_in_advance(&settings, &install).unwrap(),
             Apt.perform(&settings, &install, Removals::None),
             Apt.perform(&settings, &install, Removals::Approved),
             Apt.perform(&settings, &TransactionRequest::Fix, Removals::None),
