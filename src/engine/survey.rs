@@ -80,22 +80,18 @@ impl Session {
         simulations
     }
 
-    /// Returns the error if a change of the step other than a package installation would be rejected.
+    /// Returns the error of the first change of the step, other than a package installation, that would be rejected. The changes
+    /// are dry-run in parallel, because each new repository downloads a key from another server.
     async fn rejection(&self, mode: Mode, job: &Job) -> Option<ChangeError> {
-        for change in job.needed() {
-            let is_left_out = match change {
-                Change::AddRepository { .. } => mode == Mode::Plan,
-                Change::InstallPackages { .. } => true,
-                _ => false,
-            };
-            if is_left_out {
-                continue;
-            }
-            if let Err(failure) = self.tools.change_applier.dry_run(change).await {
-                return Some(failure);
-            }
-        }
-        None
+        let is_included = |change: &&Change| match change {
+            Change::AddRepository { .. } => mode != Mode::Plan,
+            Change::InstallPackages { .. } => false,
+            _ => true,
+        };
+        let included = job.needed().iter().filter(is_included);
+        let dry_runs = included.map(|change| self.tools.change_applier.dry_run(change));
+        let results = join_all(dry_runs).await;
+        results.into_iter().find_map(Result::err)
     }
 
     /// Simulates the package installations of all steps.

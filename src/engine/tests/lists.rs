@@ -61,6 +61,12 @@ async fn changes_of_several_steps_are_dry_run_in_parallel() {
     let rig = Rig::new([packages("p", &["one"]), packages("q", &["two"])]);
     rig.plan().await;
     assert_eq!(*rig.change_applier.dry_running.lock().unwrap(), (0, 2));
+    // The changes of one step, such as new repositories.
+    let rig = Rig::new([step("r", |_| {
+        needs(vec![write("/a", "x"), write("/b", "x")])
+    })]);
+    rig.plan().await;
+    assert_eq!(*rig.change_applier.dry_running.lock().unwrap(), (0, 2));
 }
 
 #[tokio::test]
