@@ -54,7 +54,9 @@ fn waiting(jobs: &[Job]) -> impl Iterator<Item = (usize, Batch)> {
 
 /// Returns the installation for which steps wait while `work` is performed, so that its packages can be downloaded in advance.
 pub(super) fn following(jobs: &[Job], work: &PackageWork) -> Option<Change> {
-    batch(&work.change).filter(|now| *now == Batch::Install)?;
+    if batch(&work.change) != Some(Batch::Install) {
+        return None;
+    }
     let later = waiting(jobs)
         .filter(|(at, batch)| *batch == Batch::Install && !work.steps.contains(at))
         .map(|(at, _)| at);

@@ -16,8 +16,8 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use futures_util::future::{Either, Fuse, select};
-use tokio::sync::Notify;
+use futures_util::future::{Either, Fuse, FusedFuture as _, select};
+use tokio::{sync::Notify, task::yield_now};
 
 use super::{names, run::PERCENT};
 use crate::{
@@ -71,12 +71,20 @@ impl Sink for Observed<'_> {
     }
 }
 
-/// Waits for `work`, and meanwhile also runs `second`, which may be incomplete at the end.
+/// Waits for `work`, and meanwhile also runs `second`, which may be incomplete at the end. It is polled at least once, even if
+/// `work` never waits.
 pub(super) async fn together_with<T>(
     work: impl Future<Output = T>,
     second: Pin<&mut Fuse<impl Future<Output = ()>>>,
 ) -> T {
-    let work = pin!(work);
+    if second.is_terminated() {
+        return work.await;
+    }
+    let work = pin!(async {
+        let done = work.await;
+        yield_now().await;
+        done
+    });
     match select(work, second).await {
         Either::Left((done, _)) => done,
         Either::Right(((), work)) => work.await,
@@ -84,16 +92,25 @@ pub(super) async fn together_with<T>(
 }
 
 impl Applier {
+    /// The installation whose packages can be downloaded while the current transaction is performed.
+    pub(super) fn following_installation(&self) -> Option<Change> {
+        // If simulations take locks, they would disturb the current transaction.
+        (self.backend.simulates_side_by_side())
+            .then(|| self.following.get())
+            .flatten()
+    }
+
     /// Simulates and approves the following installation, and downloads its packages after `started`. `current` are the
     /// packages of the current transaction. A stop request ends the download.
-    pub(super) async fn download_in_advance(&self, current: &[String], started: &Notify) {
-        // If simulations take locks, they would disturb the current transaction.
-        if !self.backend.simulates_side_by_side() {
-            return;
-        }
-        let Some(Change::InstallPackages {
+    pub(super) async fn download_in_advance(
+        &self,
+        following: Change,
+        current: &[String],
+        started: &Notify,
+    ) {
+        let Change::InstallPackages {
             packages, removing, ..
-        }) = self.following.get()
+        } = following
         else {
             return;
         };

@@ -5,7 +5,7 @@ use std::{
     pin::pin,
 };
 
-use futures_util::future::FutureExt as _;
+use futures_util::future::{Fuse, FutureExt as _};
 use tokio::sync::Notify;
 
 use super::{
@@ -124,7 +124,10 @@ impl Applier {
         }
         let (current, started) = (work.packages.clone(), Notify::new());
         // Simulates during the download, and downloads after the first change of a package.
-        let mut following = pin!(self.download_in_advance(&current, &started).fuse());
+        let mut following = pin!(match self.following_installation() {
+            Some(following) => (self.download_in_advance(following, &current, &started)).fuse(),
+            None => Fuse::terminated(),
+        });
         let download = self.backend.download(&settings, &request);
         let download = self.run_once("download packages", &download, downloads, sink);
         together_with(download, following.as_mut()).await?;
