@@ -156,3 +156,56 @@ impl Applier {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::{pending, ready},
+        sync::atomic::{AtomicBool, Ordering},
+    };
+
+    use futures_util::future::FutureExt as _;
+
+    use super::*;
+
+    struct Quiet;
+
+    impl Sink for Quiet {
+        fn line(&self, _: &str) {}
+        fn progress(&self, _: u64, _: Option<u64>, _: &str) {}
+        fn retry(&self, _: &str, _: f64) {}
+    }
+
+    #[tokio::test]
+    async fn second_future_is_polled_and_may_be_incomplete() {
+        let polled = AtomicBool::new(false);
+        let second = async {
+            polled.store(true, Ordering::Relaxed);
+            pending::<()>().await;
+        };
+        let mut second = pin!(second.fuse());
+        assert_eq!(together_with(ready(1), second.as_mut()).await, 1);
+        assert!(polled.load(Ordering::Relaxed));
+        let mut second = pin!(ready(()).fuse());
+        assert_eq!(together_with(ready(2), second.as_mut()).await, 2);
+        assert_eq!(together_with(ready(3), second.as_mut()).await, 3);
+    }
+
+    #[tokio::test]
+    async fn download_starts_after_the_first_change_of_a_package() {
+        let started = Notify::new();
+        let observed = Observed {
+            sink: &Quiet,
+            started: &started,
+        };
+        for (unit, expected) in rows! {
+            "packages", false;
+            "bytes", false;
+            PERCENT, true;
+        } {
+            observed.progress(1, Some(2), unit);
+            let is_started = started.notified().now_or_never().is_some();
+            assert_eq!(is_started, expected, "{unit}");
+        }
+    }
+}

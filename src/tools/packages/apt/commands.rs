@@ -191,7 +191,8 @@ impl Transactions for Apt {
     /// The transaction in progress holds the lock of the database, and until its end the lock of the downloaded packages
     /// (`InstallPackages` of apt-private/private-install.cc, apt 2.4 to 3.0). With `Debug::NoLocking`, which apt also uses for
     /// simulations (apt-private/private-main.cc), this command takes neither. The two write different files, because the
-    /// packages of the transaction in progress are already downloaded.
+    /// packages of the transaction in progress are already downloaded. Tested with apt 2.6: it downloads while another process
+    /// holds these locks, and the next download accepts its files and completes partial ones.
     fn download_in_advance(
         &self,
         settings: &Settings,
