@@ -252,8 +252,12 @@ impl Creation<'_> {
             .map(|(name, version)| (name.clone(), version.clone()))
             .collect();
         for (from, to) in self.mirrors.copies(&self.state, repositories) {
-            let content = self.files.read(&from)?.unwrap_or_default();
-            self.files.write(&to, &content, 0o644)?;
+            if self.files.copy(&from, &to, 0o644)?.is_none() {
+                let what =
+                    format!("create the bundle: the downloaded metadata `{from}` no longer exists");
+                return Err(ChangeError::blocked("bundle-incomplete", what)
+                    .advice("run the command again, while no other program removes its files"));
+            }
         }
         let mut output = String::new();
         let mut failures = Vec::new();

@@ -191,7 +191,8 @@ impl Bundle {
     /// Returns the content of a file that root uses directly, after its digest was verified.
     fn content(&self, files: &dyn ReadFiles, path: &Utf8Path) -> Result<Vec<u8>, ChangeError> {
         let at = self.directory.join(path);
-        let content = files.read(&at)?.unwrap_or_default();
+        let missing = || damaged_file(&self.directory, &format!("`{path}` is missing"));
+        let content = files.read(&at)?.ok_or_else(missing)?;
         let expected = self.manifest.files.get(path).map(|file| &file.sha256);
         match expected == Some(&sha256(&content)) {
             true => Ok(content),
@@ -222,8 +223,9 @@ impl Bundle {
     /// # Errors
     /// If it cannot be read.
     pub fn digest(&self, files: &dyn ReadFiles) -> Result<String, ChangeError> {
+        let missing = || damaged_file(&self.directory, &format!("`{MANIFEST}` is missing"));
         let content = files.read(&self.directory.join(MANIFEST))?;
-        Ok(sha256(&content.unwrap_or_default()))
+        Ok(sha256(&content.ok_or_else(missing)?))
     }
 
     /// The names and versions of the packages.
@@ -367,8 +369,8 @@ fn check_access(files: &dyn ReadFiles, directory: &Utf8Path) -> Result<(), Chang
     Ok(())
 }
 
-/// Returns the directory for the source files of a process. Runs, and `plan` during a run, have their own ones, so no process
-/// reads the files of another one.
+/// Returns the directory for the source files of a process. A run and a simultaneous `plan` have separate directories, so that
+/// no process reads the files of another one.
 pub fn sources_of(process: u32) -> Utf8PathBuf {
     Utf8Path::new(RUN).join(format!("bundle-{process}"))
 }
@@ -381,8 +383,10 @@ pub struct RunSources {
 
 impl Drop for RunSources {
     fn drop(&mut self) {
-        // Nothing reads the remaining files, and the next boot removes them.
-        let _ = remove_tree(&*self.files, &self.directory);
+        // No other process reads the remaining files, and the next boot removes them.
+        if let Err(error) = remove_tree(&*self.files, &self.directory) {
+            tracing::debug!(%error, "the source files of this run cannot be removed");
+        }
     }
 }
 

@@ -222,7 +222,7 @@ impl Archive {
         self.installed.lock().unwrap()[name].clone()
     }
 
-    /// The packages of the database, without those of a bare machine.
+    /// The packages of the database that a bare machine does not have.
     pub(super) fn known(&self) -> Vec<String> {
         let mut names: Vec<String> = self.installed.lock().unwrap().keys().cloned().collect();
         names.retain(|name| !["bash", "dpkg"].contains(&name.as_str()));

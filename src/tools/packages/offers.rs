@@ -8,7 +8,7 @@ use crate::host::{Cmd, FilesError, Query, ReadFiles};
 /// The available packages.
 pub trait Offers {
     /// Whether package lists exist, so that a package that is not in them is unavailable. `bundled` is the directory with the
-    /// sources of a run with a bundle, which are then used instead of those of the machine.
+    /// sources of a run with a bundle, which are then used instead of the sources of the machine.
     ///
     /// # Errors
     /// If the directory cannot be read.

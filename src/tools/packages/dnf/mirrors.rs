@@ -1,7 +1,7 @@
 //! Partial copies of dnf repositories: the complete metadata of the vendor, with its signature if it is verified, and some
 //! packages. Packages are verified by their own signatures, with the keys of the machine.
 //!
-//! dnf downloads metadata without changes, so the files in a cache directory are those of the vendor. Their names are in
+//! dnf downloads metadata without changes, so the files in a cache directory are the vendor's unchanged files. Their names are in
 //! `repomd.xml`. Packages of repositories with `file://` URLs are read in place, without a copy in the cache, also with
 //! `--cacheonly`. A package with another digest is rejected by `--downloadonly`. Tested with dnf 4.14 and 4.23.
 //!
@@ -243,6 +243,7 @@ impl Mirrors for DnfMirrors {
                     from: format!("{name}-{version}.{architecture}"),
                     file,
                     sha256: None,
+                    // Only for the check of the free space.
                     size: size.parse().unwrap_or_default(),
                 },
             });

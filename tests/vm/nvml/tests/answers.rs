@@ -333,7 +333,7 @@ profile = "3g.40gb"
     });
 }
 
-/// Walks the instances in the same way as NVIDIA's mig-parted: all profiles of the GPU, then those of each GPU instance.
+/// Walks the instances in the same way as NVIDIA's mig-parted: all profiles of the GPU, then all profiles of each GPU instance.
 #[test]
 fn instances_are_listed_by_profile() {
     let inventory = r#"

@@ -22,7 +22,7 @@ const BUILD: Script = script!("mig-parted.sh");
 /// The limits of the script for the download and the compiler, and a margin for the rest, so that its own errors are reported.
 const LIMIT: Duration = Duration::from_secs(300 + 900 + 120);
 
-/// The copies of its layout files in the repository, which the script compares with those of the module.
+/// The copies of its layout files in the repository, which the script compares with the files of the module.
 const COPIES: &str = "tests/mig-parted";
 const LAYOUTS: [&str; 2] = ["config.yaml", "config-default.yaml"];
 

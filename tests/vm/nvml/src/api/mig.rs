@@ -86,7 +86,7 @@ exports! {
             size: profile.size,
         }))
     };
-    // A GPU instance has the handle of its first MIG device, and a compute instance that of its only one.
+    // A GPU instance has the handle of its first MIG device, and a compute instance has the handle of its only MIG device.
     device nvmlDeviceGetGpuInstanceById(id: u32, instance: Out<nvmlGpuInstance_t>) |it| {
         let parts = &it.gpu.mig.devices;
         let part = parts.iter().position(|part| part.gpu_instance == Some(id));

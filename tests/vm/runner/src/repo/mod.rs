@@ -118,7 +118,7 @@ fn addresses<'a>(
 }
 
 /// Builds the repositories of a table. `toolkit` contains the packages of the container toolkit, `programs` the compiled
-/// programs that the table refers to, if any. With `base`, adds them to these, and replaces those of the same name.
+/// programs that the table refers to, if any. With `base`, adds them to these, and replaces packages of the same name.
 pub fn build(
     bed: &Bed,
     table: Table,
