@@ -51,7 +51,7 @@ fn bundle(fakes: &Fakes) -> Manifest {
         manifest.files.insert(path.into(), file);
     }
     manifest.mirrors.push(Mirror {
-        url: "http://deb.debian.org/debian".to_owned(),
+        url: "http://archive.example.org/debian".to_owned(),
         suite: "bookworm".to_owned(),
         components: vec!["main".to_owned()],
         architectures: vec!["amd64".to_owned()],
@@ -232,7 +232,7 @@ async fn commands_and_keys_are_redirected() {
     fakes.files.put(&stale, "");
     fakes.files.put(
         "/etc/apt/sources.list",
-        "deb http://deb.debian.org/debian bookworm main\ndeb https://other.example.org/ bookworm main\n",
+        "deb http://archive.example.org/debian bookworm main\ndeb https://other.example.org/ bookworm main\n",
     );
     fakes.exec.on("apt-get", |_, _| ok(""));
     fakes.exec.on("dpkg", |_, _| ok(""));
@@ -324,7 +324,7 @@ fn repository_that_the_machine_excludes_is_rejected() {
     bundle(&fakes);
     fakes.files.put(
         "/etc/apt/preferences.d/site",
-        "Package: *\nPin: origin deb.debian.org\nPin-Priority: -1\n",
+        "Package: *\nPin: origin archive.example.org\nPin-Priority: -1\n",
     );
     let redirected =
         (open(&host).unwrap()).redirect(&host, Manager::Apt.backend(), &[], SOURCES.into());
@@ -333,7 +333,7 @@ fn repository_that_the_machine_excludes_is_rejected() {
         (error.reason, error.exit),
         ("bundle-unusable", Exit::Blocked)
     );
-    let said = "`/etc/apt/preferences.d/site`, line 1: `Pin: origin deb.debian.org`";
+    let said = "`/etc/apt/preferences.d/site`, line 1: `Pin: origin archive.example.org`";
     assert!(error.what.contains(said), "{error}");
     assert!(!host.files.exists(SOURCES.into()).unwrap());
 }
@@ -349,7 +349,7 @@ const SUITES: [&str; 2] = ["bookworm", "bookworm-updates"];
 
 /// Simulates downloads below the state directory.
 fn downloads(fakes: &Fakes) {
-    downloads_from(fakes, "http://deb.debian.org/debian/");
+    downloads_from(fakes, "http://archive.example.org/debian/");
 }
 
 /// Simulates downloads from this URL.
@@ -361,7 +361,7 @@ fn downloads_from(fakes: &Fakes, origin: &'static str) {
         let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
         if has("update") {
             for suite in SUITES {
-                let name = format!("deb.debian.org_debian_dists_{suite}_InRelease");
+                let name = format!("archive.example.org_debian_dists_{suite}_InRelease");
                 let index = format!("SHA256:\n {digest} 5 main/binary-amd64/Packages.xz\n");
                 files.put(&format!("{state}/lists/{name}"), index);
             }
@@ -371,7 +371,7 @@ fn downloads_from(fakes: &Fakes, origin: &'static str) {
             let targets = SUITES.map(|suite| format!(
                 "MetaKey: main/binary-amd64/Packages\n\
                  URI: {origin}dists/{suite}/main/binary-amd64/Packages\n\
-                 Filename: {state}/lists/deb.debian.org_debian_dists_{suite}_main_binary-amd64_Packages\n\
+                 Filename: {state}/lists/archive.example.org_debian_dists_{suite}_main_binary-amd64_Packages\n\
                  Architecture: amd64\nComponent: main\nRelease: {suite}\nRepo-URI: {origin}\n"
             ));
             return ok(targets.join("\n"));
@@ -538,7 +538,7 @@ async fn failed_creation_removes_its_files() {
 #[tokio::test]
 async fn source_with_credentials_is_rejected_without_showing_them() {
     let (host, fakes) = fake::host();
-    let origin = "http://joe:s3cret1@deb.debian.org/debian/";
+    let origin = "http://joe:s3cret1@archive.example.org/debian/";
     downloads_from(&fakes, origin);
     let error = created(&host, "1.1.5+ds1-1", vendor("00"))
         .await

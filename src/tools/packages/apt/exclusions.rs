@@ -448,12 +448,12 @@ mod tests {
     fn records_that_exclude_a_host_are_found() {
         let urls = [
             "https://nvidia.github.io/deb",
-            "http://deb.debian.org:80/debian",
+            "http://archive.example.org:80/debian",
             "file:/srv",
         ];
         for (package, pin, priority, is_found) in rows! {
             "*", "origin \"nvidia.github.io\"", "-1", true;
-            "*", "Origin deb.debian.org", "never", true;
+            "*", "Origin archive.example.org", "never", true;
             "*", "origin *.github.io", "-10", true;
             "runc tini*", "origin nvidia.github.io", "-1", true;
             "/^run/", "origin nvidia.github.io", "-1", true;

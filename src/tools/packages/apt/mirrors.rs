@@ -400,12 +400,12 @@ mod tests {
     /// Output of apt 2.6.2 on Debian 12, shortened.
     const TARGETS: &str = "\
 MetaKey: main/binary-amd64/Packages
-URI: http://deb.debian.org/debian/dists/bookworm/main/binary-amd64/Packages
-Filename: /srv/bundle/.state/lists/deb.debian.org_debian_dists_bookworm_main_binary-amd64_Packages.lz4
+URI: http://archive.example.org/debian/dists/bookworm/main/binary-amd64/Packages
+Filename: /srv/bundle/.state/lists/archive.example.org_debian_dists_bookworm_main_binary-amd64_Packages.lz4
 Architecture: amd64
 Component: main
 Release: bookworm
-Repo-URI: http://deb.debian.org/debian/
+Repo-URI: http://archive.example.org/debian/
 
 MetaKey: Packages
 URI: https://developer.example.org/debian12/x86_64/Packages
@@ -427,7 +427,7 @@ Repo-URI: https://developer.example.org/debian12/x86_64/
                 .put(&format!("{STATE}/lists/{name}_InRelease"), text);
         };
         put(
-            "deb.debian.org_debian_dists_bookworm",
+            "archive.example.org_debian_dists_bookworm",
             "main/binary-amd64/Packages",
         );
         put("developer.example.org_debian12_x86%5f64", "Packages");
@@ -453,7 +453,7 @@ Repo-URI: https://developer.example.org/debian12/x86_64/
         assert_eq!(download.size, 11);
         assert_eq!(
             download.from,
-            "http://deb.debian.org/debian/dists/bookworm/main/binary-amd64/Packages.xz"
+            "http://archive.example.org/debian/dists/bookworm/main/binary-amd64/Packages.xz"
         );
         let flat = &found[1];
         assert_eq!(flat.mirror.suite, "/");
@@ -465,7 +465,7 @@ Repo-URI: https://developer.example.org/debian12/x86_64/
     #[test]
     fn packages_are_located_in_their_repositories() {
         let output = format!(
-            "'http://deb.debian.org/debian/pool/main/r/runc/runc_1.1.5%2bds1-1_amd64.deb' runc_1.1.5+ds1-1_amd64.deb 2709960 \
+            "'http://archive.example.org/debian/pool/main/r/runc/runc_1.1.5%2bds1-1_amd64.deb' runc_1.1.5+ds1-1_amd64.deb 2709960 \
              SHA256:{DIGEST}\n\
              'https://developer.example.org/debian12/x86_64/./libcuda1_580-1_amd64.deb' libcuda1_1%3a580-1_amd64.deb 5 \
              SHA256:{DIGEST}\n\
@@ -498,7 +498,7 @@ Repo-URI: https://developer.example.org/debian12/x86_64/
         let (host, fakes) = fake::host();
         fakes.files.put(
             "/etc/apt/sources.list.d/debian.sources",
-            "Types: deb deb-src\nURIs: http://deb.debian.org/debian\nSuites: bookworm bookworm-updates\n\
+            "Types: deb deb-src\nURIs: http://archive.example.org/debian\nSuites: bookworm bookworm-updates\n\
              Components: main contrib\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg\n",
         );
         fakes.files.put(
