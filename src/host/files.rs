@@ -261,8 +261,8 @@ pub enum FilesError {
     /// The content is not valid UTF-8.
     #[error("read `{path}`: not valid UTF-8")]
     NotText { path: Utf8PathBuf },
-    /// The path is unknown, because the machine is only known from a text (such as `lspci` output)
-    /// that does not describe this path.
+    /// The machine is only known from a text (such as `lspci` output) or a directory tree, which
+    /// does not contain this information.
     #[error("read `{path}`: {why}")]
     NotReported {
         path: Utf8PathBuf,
@@ -381,7 +381,7 @@ pub trait ReadFiles: Send + Sync {
     /// Returns the free space on the filesystem of the path or its nearest existing parent.
     ///
     /// # Errors
-    /// The error of the operating system.
+    /// The error of the operating system, or [`FilesError::NotReported`].
     fn free_space(&self, path: &Utf8Path) -> Result<FreeSpace, FilesError>;
 
     /// Returns the content as text, or `None` if the file does not exist.

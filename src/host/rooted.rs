@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use camino::{Utf8Path, Utf8PathBuf};
@@ -21,6 +22,10 @@ use super::{FileKind, FilesError, Host, ReadFiles, Stat};
 
 /// The reason for rejected calls.
 const WHY: &str = "a `--root` tree is read-only and no command is executed in it";
+
+/// The reason for an unknown free space.
+const NO_SPACE: &str =
+    "the `--root` tree is a directory, not a mounted filesystem, so its free space is unknown";
 
 /// The kernel requires a retry if a directory was moved during the lookup.
 const ATTEMPTS: usize = 16;
@@ -41,6 +46,8 @@ pub struct RootedFiles {
     root: File,
     /// The real path of the directory: the prefix of every path that the kernel resolves in it.
     prefix: Utf8PathBuf,
+    /// The filesystem around the tree, which is not part of the inspected machine.
+    outside: u64,
     /// The remaining number of bytes that may be read.
     left: AtomicU64,
 }
@@ -64,9 +71,11 @@ impl RootedFiles {
             if !root.metadata()?.is_dir() {
                 return Err(os::error(Errno::ENOTDIR));
             }
+            let outside = prefix.parent().unwrap_or(&prefix).metadata()?.dev();
             Ok(Self {
                 root,
                 prefix,
+                outside,
                 left: AtomicU64::new(TREE_LIMIT),
             })
         });
@@ -189,11 +198,15 @@ impl RootedFiles {
         Ok(Utf8Path::new("/").join(inside))
     }
 
-    fn free_space_at(&self, path: &Utf8Path) -> io::Result<FreeSpace> {
+    /// Returns `None` if the path is on the filesystem around the tree.
+    fn free_space_at(&self, path: &Utf8Path) -> io::Result<Option<FreeSpace>> {
         for at in path.ancestors() {
             match self.open_at(at, OFlag::O_PATH) {
                 Ok(file) => {
-                    return Ok(os::free_space(&fstatvfs(&file)?));
+                    if self.prefix != "/" && file.metadata()?.dev() == self.outside {
+                        return Ok(None);
+                    }
+                    return Ok(Some(os::free_space(&fstatvfs(&file)?)));
                 }
                 Err(error) if absent(&error) => {}
                 Err(error) => return Err(error),
@@ -225,7 +238,11 @@ impl ReadFiles for RootedFiles {
 
     fn free_space(&self, path: &Utf8Path) -> Result<FreeSpace, FilesError> {
         self.free_space_at(path)
-            .map_err(failed("read the free space of", path))
+            .map_err(failed("read the free space of", path))?
+            .ok_or_else(|| FilesError::NotReported {
+                path: path.to_owned(),
+                why: NO_SPACE,
+            })
     }
 }
 
@@ -359,7 +376,10 @@ mod tests {
             host.files.list("/none".into()).unwrap(),
             Vec::<String>::new()
         );
-        assert!(host.files.free_space("/var/lib".into()).unwrap().total > 0);
+        let unknown = host.files.free_space("/var/lib".into()).unwrap_err();
+        assert_eq!(unknown.not_reported(), Some(NO_SPACE));
+        let mounted = super::host("/proc".into()).unwrap();
+        mounted.files.free_space("/none".into()).unwrap();
     }
 
     #[tokio::test]

@@ -54,8 +54,9 @@ const PACKAGES: [&str; 3] = [ROOT, "/usr", "/var"];
 
 #[derive(Debug, Clone)]
 struct PreflightState {
-    root: FreeSpace,
-    boot: FreeSpace,
+    /// `None` if it is unknown, as in a directory tree.
+    root: Option<FreeSpace>,
+    boot: Option<FreeSpace>,
     /// Paths of [`WRITTEN`] that are mounted read-only, also for PID 1.
     read_only: Vec<&'static str>,
     /// The sandbox that hides parts of the machine from this process.
@@ -79,8 +80,8 @@ struct PreflightState {
 async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
     let files = cx.host.files();
     let (root, boot) = (
-        files.free_space(Utf8Path::new(ROOT))?,
-        files.free_space(Utf8Path::new(BOOT))?,
+        mounts::free_space(files, Utf8Path::new(ROOT))?,
+        mounts::free_space(files, Utf8Path::new(BOOT))?,
     );
     let mut paths = PACKAGES.to_vec();
     let downloads = packages::backend(cx).downloads();
@@ -93,7 +94,10 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
     let mut read_only = Vec::new();
     for path in WRITTEN {
         let path = Utf8Path::new(path);
-        if files.free_space(path)?.read_only && !view::is_read_only_here(files, path)? {
+        let free_space = mounts::free_space(files, path)?;
+        if free_space.is_some_and(|free_space| free_space.read_only)
+            && !view::is_read_only_here(files, path)?
+        {
             read_only.push(path.as_str());
         }
     }
@@ -176,6 +180,9 @@ impl Shortage {
 /// Returns the package filesystems without enough space. How much each filesystem needs is only known after the package
 /// manager has simulated the transaction. At that point, the exact sizes are compared.
 fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
+    let (Some(root), Some(boot)) = (state.root, state.boot) else {
+        return Vec::new();
+    };
     let want = &desired.settings.preflight;
     // The minimum covers all packages. Packages from an interrupted run need no more space, but some space must stay
     // free for unpacking and building.
@@ -187,10 +194,10 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
         least(most)
     };
     let mut short = Vec::new();
-    let free_spaces = [(ROOT, state.root, of_each)].into_iter();
+    let free_spaces = [(ROOT, root, of_each)].into_iter();
     let others =
         (state.others.iter()).map(|(mount, free_space)| (mount.as_str(), *free_space, of_each));
-    let boot = [(BOOT, state.boot, want.min_free_boot.bytes())];
+    let boot = [(BOOT, boot, want.min_free_boot.bytes())];
     for (path, free_space, least) in free_spaces.chain(others).chain(boot) {
         if free_space.free < least {
             short.push(Shortage::of_space(format!(
@@ -200,7 +207,7 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
             )));
         }
     }
-    let all = [(ROOT, state.root)].into_iter();
+    let all = [(ROOT, root)].into_iter();
     let all = all.chain(
         state
             .others
@@ -215,7 +222,7 @@ fn short(state: &PreflightState, desired: &Desired) -> Vec<Shortage> {
             },
         ),
     );
-    let together = (state.others.iter()).fold(state.root.free, |sum, (_, free_space)| {
+    let together = (state.others.iter()).fold(root.free, |sum, (_, free_space)| {
         sum.saturating_add(free_space.free)
     });
     if short.is_empty() && together < left {
@@ -286,11 +293,15 @@ fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessmen
             vec![Change::RepairPackages],
         );
     }
-    Assessment::satisfied(format!(
-        "{} free on `/`, {} on `/boot`, package database consistent",
-        bytes(state.root.free),
-        bytes(state.boot.free)
-    ))
+    let space = match (state.root, state.boot) {
+        (Some(root), Some(boot)) => format!(
+            "{} free on `/`, {} on `/boot`",
+            bytes(root.free),
+            bytes(boot.free)
+        ),
+        _ => "free space unknown".to_owned(),
+    };
+    Assessment::satisfied(format!("{space}, package database consistent"))
 }
 
 fn preflight_issues(
@@ -441,8 +452,8 @@ mod tests {
 
     fn state() -> PreflightState {
         PreflightState {
-            root: free_space(50 * GIB),
-            boot: free_space(GIB),
+            root: Some(free_space(50 * GIB)),
+            boot: Some(free_space(GIB)),
             read_only: vec![],
             sandbox: None,
             others: vec![],
@@ -511,7 +522,7 @@ mod tests {
     #[test]
     fn all_obstacles_are_reported_together() {
         let mut bad = state();
-        bad.root = free_space(GIB / 2);
+        bad.root = Some(free_space(GIB / 2));
         bad.read_only = vec!["/boot", "/usr"];
         bad.now = 1_700_000_000;
         let (why, hint) = blocked(&bad);
@@ -578,7 +589,7 @@ mod tests {
         let most = desired().settings.preflight.min_free_root.bytes();
         let mut split = state();
         // A small root filesystem is sufficient if packages are installed elsewhere.
-        split.root = free_space(most / 4);
+        split.root = Some(free_space(most / 4));
         split.others = vec![
             ("/usr".into(), free_space(most)),
             ("/var".into(), free_space(most)),
@@ -606,7 +617,7 @@ mod tests {
     #[test]
     fn installed_packages_need_no_space() {
         let mut full = state();
-        full.root = free_space(GIB / 2);
+        full.root = Some(free_space(GIB / 2));
         blocked(&full);
         full.to_come = false;
         decide(&full, &desired(), &facts()).expect_satisfied();
@@ -656,7 +667,7 @@ mod tests {
     fn packages_of_an_interrupted_run_need_no_space() {
         let mut late = state();
         let most = desired().settings.preflight.min_free_root.bytes();
-        late.root = free_space(most / 4);
+        late.root = Some(free_space(most / 4));
         blocked(&late);
         late.here = most / 2;
         let (why, _) = blocked(&late);
@@ -665,7 +676,7 @@ mod tests {
         late.here = most - most / 4;
         decide(&late, &desired(), &facts()).expect_satisfied();
         late.here = 2 * most;
-        late.root = free_space(most / 100);
+        late.root = Some(free_space(most / 100));
         blocked(&late);
     }
 

@@ -79,7 +79,20 @@ pub struct Filesystem<'p> {
     pub free_space: FreeSpace,
 }
 
-/// Returns the filesystems of these paths, each once, in the order of the paths.
+/// Returns the free space on the filesystem of a path, or `None` if the machine is not running and
+/// its source does not contain it.
+///
+/// # Errors
+/// If the operating system does not report it.
+pub fn free_space(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<FreeSpace>, FilesError> {
+    match files.free_space(path) {
+        Err(FilesError::NotReported { .. }) => Ok(None),
+        result => result.map(Some),
+    }
+}
+
+/// Returns the filesystems of these paths, each once, in the order of the paths. Filesystems of
+/// unknown free space are omitted.
 ///
 /// # Errors
 /// If a path or the mount list cannot be read.
@@ -87,7 +100,9 @@ pub fn of<'p>(files: &dyn ReadFiles, paths: &[&'p str]) -> Result<Vec<Filesystem
     let mounts = list(files)?;
     let mut found: Vec<(String, Filesystem<'p>)> = Vec::new();
     for &path in paths {
-        let free_space = files.free_space(Utf8Path::new(path))?;
+        let Some(free_space) = free_space(files, Utf8Path::new(path))? else {
+            continue;
+        };
         let there = existing(files, Utf8Path::new(path))?;
         let (device, mount) = match holding(&mounts, &there) {
             Some(mount) => (mount.device.to_owned(), mount.point),
