@@ -191,7 +191,7 @@ impl Geometry {
 }
 
 /// Formats positions: `3g.40gb:4 1g.10gb:0,1`.
-fn positions(placed: &Placed) -> String {
+fn positions(placed: &[(Profile, u32)]) -> String {
     let groups = placed.chunk_by(|(one, _), (other, _)| one == other);
     let texts: Vec<String> = groups
         .filter_map(|group| {
