@@ -31,7 +31,7 @@ pub struct Partition {
     /// Units that use the GPUs and may be stopped for the change. They are started again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stop_units: Vec<String>,
-    /// GPUs that must be reset together with these GPUs, because NVSwitches connect them.
+    /// GPUs that must be reset together with these GPUs, because NVLink connects them or may connect them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reset_with: Vec<PciAddress>,
 }
@@ -477,7 +477,7 @@ async fn run_unless_none(
     output.success(cmd).map(drop).map_err(ended)
 }
 
-/// Resets GPUs together.
+/// Resets GPUs together. Like NVIDIA's MIG manager, destroys their instances first.
 async fn reset(
     hands: &Hands,
     gpus: &[PciAddress],
@@ -489,6 +489,14 @@ async fn reset(
         devices.push(device(view, *gpu)?);
     }
     await_unused(hands, &devices, &[]).await?;
+    // Those of a GPU that keeps its mode are created again after the reset.
+    for device in devices {
+        if let Some(gpu) = device.pci_address
+            && !device.mig_devices.is_empty()
+        {
+            destroy(hands, gpu, sink).await?;
+        }
+    }
     let what = "reset the GPUs, so that their MIG mode changes";
     let reset = hands.tool(what, &nvidia_smi::reset(gpus), sink).await;
     reset.map(drop).map_err(|error| {

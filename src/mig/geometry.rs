@@ -168,18 +168,39 @@ impl Geometry {
         self.place(&profiles).ok().map(|_| profiles)
     }
 
-    /// Lists what fits: the largest number of each profile, and the balanced layout.
+    /// Lists what fits: the largest number of each profile, and the balanced layout, with the positions:
+    /// `` `3g.40gb*2` (3g.40gb:0,4) ``.
     pub fn fitting(&self) -> String {
         let mut profiles: Vec<Profile> = self.0.iter().map(|place| place.profile).collect();
         profiles.sort_unstable();
-        let mut texts: Vec<String> = (profiles.into_iter())
-            .map(|profile| counted(&vec![profile; self.most(profile)]))
-            .filter(|text| !text.is_empty())
+        let most = profiles
+            .into_iter()
+            .map(|profile| vec![profile; self.most(profile)]);
+        let texts: Vec<String> = (most.chain(self.balanced()))
+            .filter(|layout| !layout.is_empty())
+            .filter_map(|layout| {
+                let placed = self.place(&layout).ok()?;
+                Some(format!("`{}` ({})", counted(&layout), positions(&placed)))
+            })
             .collect();
-        texts.extend(self.balanced().map(|profiles| counted(&profiles)));
-        let quoted: Vec<String> = texts.iter().map(|text| format!("`{text}`")).collect();
-        quoted.join(", ")
+        format!(
+            "{}; the numbers after a colon are the first memory slices",
+            texts.join(", ")
+        )
     }
+}
+
+/// Formats positions: `3g.40gb:4 1g.10gb:0,1`.
+fn positions(placed: &[(Profile, u32)]) -> String {
+    let groups = placed.chunk_by(|(one, _), (other, _)| one == other);
+    let texts: Vec<String> = groups
+        .filter_map(|group| {
+            let (profile, _) = group.first()?;
+            let starts: Vec<String> = group.iter().map(|(_, start)| start.to_string()).collect();
+            Some(format!("{profile}:{}", starts.join(",")))
+        })
+        .collect();
+    texts.join(" ")
 }
 
 /// Returns the placements of a profile on a GPU with this number of slices. Source: `nvidia-smi mig -lgipp` on A100 and A30.
@@ -317,7 +338,9 @@ mod tests {
         }
         assert_eq!(
             of("10de:20b7").fitting(),
-            "`1g.6gb*4`, `1g.6gb+me`, `2g.12gb*2`, `2g.12gb+me`, `4g.24gb`, `2g.12gb,1g.6gb*2`"
+            "`1g.6gb*4` (1g.6gb:0,1,2,3), `1g.6gb+me` (1g.6gb+me:0), `2g.12gb*2` (2g.12gb:0,2), \
+             `2g.12gb+me` (2g.12gb+me:0), `4g.24gb` (4g.24gb:0), `2g.12gb,1g.6gb*2` (2g.12gb:0 1g.6gb:2,3); \
+             the numbers after a colon are the first memory slices"
         );
     }
 

@@ -18,6 +18,7 @@ pub use layout::{GpuInstance, GpuLayout, Layout, LayoutError, ModelLayout, Named
 pub use request::{LayoutRequest, MigGpu, NoLayout};
 
 use crate::{
+    compat::capability::ComputeCapability,
     host::{MigDevice, MigShare, NvmlDevice, NvmlView},
     model::{fault::Fault, pci::PciAddress},
     tools::kubernetes::kubectl::{GPUS, MIG_DEVICES},
@@ -70,8 +71,12 @@ const WITHOUT_RESET: u32 = 9;
 /// Whether a change of the MIG mode needs a reset of the GPU. `true` if its compute capability is unknown.
 pub fn needs_reset(gpu: &NvmlDevice) -> bool {
     let capability = gpu.compute_capability.as_deref();
-    let major = capability.and_then(|text| text.split('.').next()?.parse::<u32>().ok());
-    major.is_none_or(|major| major < WITHOUT_RESET)
+    may_need_reset(capability.and_then(|text| text.parse().ok()))
+}
+
+/// The same for a GPU of which only the model is known.
+pub fn may_need_reset(capability: Option<ComputeCapability>) -> bool {
+    capability.is_none_or(|capability| capability.major < WITHOUT_RESET)
 }
 
 /// Returns the current layout of a GPU.

@@ -133,7 +133,8 @@ impl LayoutRequest {
     /// content of the requested file.
     ///
     /// # Errors
-    /// If the request is invalid, or if its layout does not fit on a GPU. The remedy contains the layouts that fit.
+    /// If the request is invalid, or if its layout does not fit on a GPU. The remedy contains the layouts that fit, with the
+    /// positions of their instances.
     pub fn layouts(&self, text: Option<&str>, gpus: &[MigGpu]) -> Result<Vec<GpuLayout>, NoLayout> {
         let file = match self {
             Self::File { path, .. } => Some((

@@ -5,7 +5,7 @@
 //! silently offer other devices than configured. The command line of the unit contains the resolved layout, so that a boot
 //! depends on neither settings nor the network.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -23,7 +23,7 @@ use crate::{
     host::{ExecError, FilesError, Nvml, NvmlDevice, trusted::refuse_foreign},
     mig::{
         Geometry, GpuLayout, Layout, LayoutRequest, MigGpu, NoLayout, is_capable, is_split_next,
-        layout_of, needs_reset, plugin_fault, reset_file,
+        layout_of, may_need_reset, needs_reset, plugin_fault, reset_file,
     },
     model::{pci::PciAddress, text::counted},
     step::{Assessment, Cx, Step, StepError},
@@ -36,6 +36,9 @@ use crate::{
 
 /// The unit that partitions the GPUs at each boot.
 pub const UNIT: &str = "gpu-bootstrap-mig.service";
+
+/// The time limit of its start, as in `mig.service`.
+const UNIT_LIMIT: Duration = Duration::from_secs(480);
 
 /// Units that use the GPUs and start at boot. A GPU in use cannot be partitioned. Sources: NVIDIA/mig-parted,
 /// deployments/systemd/hooks.sh; `nvidia-dcgm-exporter.service` is the unit of AKS node images.
@@ -71,6 +74,8 @@ struct MigState {
     enabled: bool,
     /// The unit failed at boot.
     failed: bool,
+    /// The unit is starting, or waits for its start.
+    starting: bool,
     /// The executable for the unit, or the reason that it must not be used.
     program: Result<Utf8PathBuf, String>,
 }
@@ -102,7 +107,8 @@ fn seen(cx: &Cx<'_>, devices: Option<&[NvmlDevice]>) -> Result<Vec<SeenGpu>, Ste
         found.push(SeenGpu {
             now: device
                 .map(|device| layout_of(device).map(|layout| (layout, is_split_next(device)))),
-            needs_reset: device.is_none_or(needs_reset),
+            needs_reset: device
+                .map_or_else(|| may_need_reset(fact.compute_capability), needs_reset),
             can_reset: cx.host.files().exists(&reset_file(address))?,
             gpu: match device {
                 Some(device) => MigGpu {
@@ -136,6 +142,10 @@ async fn detect(cx: &Cx<'_>, spec: &MigSpec) -> Result<MigState, StepError> {
         }
     }
     let unit = files.read_text(&own_file(UNIT))?;
+    let systemd = match &unit {
+        Some(_) => cx.state.unit(UNIT).await?,
+        None => None,
+    };
     Ok(MigState {
         file: match &spec.layout {
             LayoutRequest::File { path, .. } => Some(file(cx, path)?),
@@ -145,10 +155,9 @@ async fn detect(cx: &Cx<'_>, spec: &MigSpec) -> Result<MigState, StepError> {
         loaded,
         silent,
         enabled: is_enabled(cx, UNIT)?,
-        failed: match &unit {
-            Some(_) => (cx.state.unit(UNIT).await?).is_some_and(|unit| unit.active == "failed"),
-            None => false,
-        },
+        failed: (systemd.as_ref()).is_some_and(|unit| unit.active == "failed"),
+        starting: (systemd.as_ref())
+            .is_some_and(|unit| unit.active == "activating" || unit.has_job),
         program: program::of_unit(cx, unit.as_deref())?,
         unit,
     })
@@ -247,7 +256,7 @@ fn decide(state: &MigState, desired: &Desired) -> Assessment {
         Err(why) => return program::not_persistent(why, own_file(UNIT).as_str()),
     };
     let partition = Partition {
-        reset_with: reset_with(driver.companions.needs, &layouts),
+        reset_with: reset_with(driver.companions.needs, &state.gpus, &layouts),
         gpus: layouts,
         stop_units: spec.stop_units.clone(),
     };
@@ -269,12 +278,19 @@ fn decide(state: &MigState, desired: &Desired) -> Assessment {
     };
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     match now {
-        Differences::Reboot(why) => {
+        Differences::Layouts(differing) if differing.is_empty() => {}
+        // During a boot. Both would change the GPUs, and the result of the unit is not known yet.
+        _ if state.starting => return starting(),
+        // The unit failed after the boot because the mode was still pending, so another boot would not help either.
+        Differences::Pending(gpus) if state.failed => return still_pending(&gpus),
+        Differences::Pending(gpus) => {
+            let why = format!(
+                "the MIG mode of {gpus} is set but takes effect at the next boot, because this machine cannot reset its GPUs"
+            );
             let mut changes = at_boot_changes;
             changes.push(Change::Reboot { why: why.clone() });
             return Assessment::needs(why, changes);
         }
-        Differences::Layouts(differing) if differing.is_empty() => {}
         Differences::Layouts(differing) => {
             whys.push(differing.join("; "));
             changes.push(Change::PartitionGpus {
@@ -308,8 +324,8 @@ fn decide(state: &MigState, desired: &Desired) -> Assessment {
 enum Differences {
     /// A description of each GPU that differs.
     Layouts(Vec<String>),
-    /// A pending mode takes effect at the next boot.
-    Reboot(String),
+    /// The pending mode of these GPUs takes effect at the next boot.
+    Pending(String),
 }
 
 /// The reason that the GPUs cannot be compared.
@@ -332,6 +348,24 @@ impl NoComparison {
     }
 }
 
+fn starting() -> Assessment {
+    Assessment::BlockedNow {
+        why: format!("`{UNIT}` is partitioning the GPUs"),
+        hint: format!("run `journalctl --boot --unit={UNIT}`"),
+        retryable: Some(UNIT_LIMIT),
+    }
+}
+
+fn still_pending(gpus: &str) -> Assessment {
+    Assessment::blocked(
+        format!(
+            "the MIG mode of {gpus} is set but did not take effect at this boot, and this machine cannot reset its GPUs"
+        ),
+        "stop the virtual machine and start it again, so that the hypervisor resets its GPUs (on a physical machine: switch it off \
+         and on), then run `gpu-bootstrap install`; or remove the `mig` settings",
+    )
+}
+
 fn unreadable(why: &str) -> Assessment {
     Assessment::BlockedNow {
         why: format!("the current MIG layout is unknown: {why}"),
@@ -347,6 +381,9 @@ fn differences(state: &MigState, partition: &Partition) -> Result<Differences, N
     if let Some(why) = &state.silent {
         return Err(NoComparison::Silent(why.clone()));
     }
+    let is_without_reset =
+        |seen: &SeenGpu| partition.reset_with.contains(&seen.gpu.address) && !seen.can_reset;
+    let cannot_reset_together = state.gpus.iter().any(is_without_reset);
     let mut differing = Vec::new();
     let mut waiting = Vec::new();
     for wanted in &partition.gpus {
@@ -360,7 +397,8 @@ fn differences(state: &MigState, partition: &Partition) -> Result<Differences, N
             Err(what) => return Err(NoComparison::Silent(format!("NVML does not report {what}"))),
         };
         let GpuLayout { gpu, layout: want } = wanted;
-        if layout.enabled != want.enabled && *pending == want.enabled && cannot_reset(seen) {
+        let waits = seen.needs_reset && (!seen.can_reset || cannot_reset_together);
+        if layout.enabled != want.enabled && *pending == want.enabled && waits {
             waiting.push(gpu.to_string());
         } else if layout != want || *pending != want.enabled {
             differing.push(format!(
@@ -369,23 +407,29 @@ fn differences(state: &MigState, partition: &Partition) -> Result<Differences, N
         }
     }
     if differing.is_empty() && !waiting.is_empty() {
-        return Ok(Differences::Reboot(format!(
-            "the MIG mode of {} is set but takes effect at the next boot, because this machine cannot reset its GPUs",
-            waiting.join(", ")
-        )));
+        return Ok(Differences::Pending(waiting.join(", ")));
     }
     Ok(Differences::Layouts(differing))
 }
 
-fn cannot_reset(seen: &SeenGpu) -> bool {
-    seen.needs_reset && !seen.can_reset
-}
-
-/// GPUs that NVSwitches connect can only be reset together.
-fn reset_with(fabric: Fabric, layouts: &[GpuLayout]) -> Vec<PciAddress> {
+/// Returns the GPUs that are reset together: all GPUs behind NVSwitches, and all GPUs whose MIG mode needs a reset, because NVLink
+/// may connect them without NVSwitches. Source: NVIDIA/mig-parted, `cmd/nvidia-mig-parted/apply/mode.go`, which always resets all
+/// GPUs.
+fn reset_with(fabric: Fabric, gpus: &[SeenGpu], layouts: &[GpuLayout]) -> Vec<PciAddress> {
+    let all = layouts.iter().map(|one| one.gpu);
     match fabric {
-        Fabric::Fm | Fabric::FmNvlsm => layouts.iter().map(|one| one.gpu).collect(),
-        Fabric::None | Fabric::Imex => Vec::new(),
+        Fabric::Fm | Fabric::FmNvlsm => all.collect(),
+        Fabric::None | Fabric::Imex => {
+            let needs_reset = |gpu: &PciAddress| {
+                (gpus.iter()).any(|seen| seen.gpu.address == *gpu && seen.needs_reset)
+            };
+            let together: Vec<PciAddress> = all.filter(needs_reset).collect();
+            if together.len() > 1 {
+                together
+            } else {
+                Vec::new()
+            }
+        }
     }
 }
 
@@ -418,6 +462,7 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
         unit: None,
         enabled: false,
         failed: false,
+        starting: false,
         program: Err("not inspected".to_owned()),
     };
     let state = match &cx.desired.mig {
@@ -470,6 +515,7 @@ mod tests {
             unit: None,
             enabled: true,
             failed: false,
+            starting: false,
             program: Ok("/usr/local/bin/gpu-bootstrap".into()),
         }
     }
@@ -610,6 +656,14 @@ mod tests {
         let (why, changes) = decide(&now, &want).expect_needs();
         assert!(why.contains("takes effect at the next boot"), "{why}");
         assert_eq!(kinds(&changes), ["reboot"]);
+        // The result of the unit at this boot decides.
+        now.starting = true;
+        let (_, _, retryable) = decide(&now, &want).expect_blocked_now();
+        assert_eq!(retryable, Some(UNIT_LIMIT));
+        (now.starting, now.failed) = (false, true);
+        let (why, _) = decide(&now, &want).expect_blocked();
+        assert!(why.contains("did not take effect at this boot"), "{why}");
+        now.failed = false;
         // With a reset, the change continues.
         now.gpus[0].can_reset = true;
         let (_, changes) = decide(&now, &want).expect_needs();
@@ -622,17 +676,49 @@ mod tests {
     }
 
     #[test]
-    fn gpus_behind_nvswitches_are_reset_together() {
-        let mut want = spec("all-disabled");
-        if let Some(driver) = &mut want.driver {
-            driver.companions.needs = Fabric::Fm;
+    fn gpus_that_nvlink_may_connect_are_reset_together() {
+        for (fabric, need_reset, together) in rows! {
+            Fabric::Fm, &[true][..], 1;
+            Fabric::Fm, &[false, false][..], 2;
+            Fabric::None, &[true][..], 0;
+            Fabric::None, &[true, true][..], 2;
+            // Ampere and Hopper.
+            Fabric::None, &[true, true, false][..], 2;
+            Fabric::None, &[false, false][..], 0;
+        } {
+            let mut want = spec("all-disabled");
+            if let Some(driver) = &mut want.driver {
+                driver.companions.needs = fabric;
+            }
+            let mut now = state(gpu("10de:20b0", "1g.5gb*7"));
+            now.gpus = (0x18..)
+                .zip(need_reset)
+                .map(|(bus, needs_reset)| {
+                    let mut seen = gpu("10de:20b0", "1g.5gb*7");
+                    seen.gpu.address.bus = bus;
+                    seen.needs_reset = *needs_reset;
+                    seen
+                })
+                .collect();
+            let (_, changes) = decide(&now, &want).expect_needs();
+            let Some(Change::PartitionGpus { partition }) = changes.first() else {
+                panic!("{changes:?}");
+            };
+            assert_eq!(partition.reset_with.len(), together, "{need_reset:?}");
         }
-        let now = state(gpu("10de:20b0", "1g.5gb*7"));
-        let (_, changes) = decide(&now, &want).expect_needs();
-        let Some(Change::PartitionGpus { partition }) = changes.first() else {
-            panic!("{changes:?}");
-        };
-        assert_eq!(partition.reset_with.len(), 1);
+    }
+
+    #[test]
+    fn mode_waits_for_a_boot_if_one_of_the_gpus_cannot_be_reset() {
+        let mut now = state(gpu("10de:20b0", "disabled"));
+        now.gpus.push(gpu("10de:20b0", "disabled"));
+        now.gpus[1].gpu.address.bus += 1;
+        now.gpus[1].can_reset = false;
+        for seen in &mut now.gpus {
+            seen.now = Some(Ok((Layout::default(), true)));
+        }
+        let (_, changes) = decide(&now, &spec("all-1g.5gb")).expect_needs();
+        assert_eq!(kinds(&changes), ["write-file", "enable-unit", "reboot"]);
     }
 
     #[test]

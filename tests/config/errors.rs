@@ -102,6 +102,9 @@ fn wrong_configuration() {
         "sharing.method = \"mps\"\nsharing.replicas = 64\ncluster.mig-strategy = \"mixed\"\n",
         "sharing.method = \"time-slicing\"\nsharing.replicas = 1\nsharing.resources = [\"nvidia.com/mig-1g.10gb\"]\n",
         "sharing.resources = [\"nvidia.com/hostdev\"]\n",
+        "sharing.method = \"mps\"\nsharing.replicas = 4\nmig.layout = \"all-balanced\"\n",
+        "sharing.method = \"mps\"\nsharing.replicas = 4\nmig.models = [\"10de:2330=1g.10gb*7\"]\n",
+        "sharing.method = \"mps\"\nsharing.replicas = 4\nmig.file = \"/etc/mig.yaml\"\n",
     ];
     let mut all = String::new();
     for text in cases {

@@ -675,6 +675,24 @@ fn dcgm_has_the_cuda_version_of_the_driver() {
         ]
     );
     assert_eq!(dcgm.exporter_port, Some(19400));
+    // A driver with CUDA 12. The built-in profile has none, so this is the profile of a site.
+    let profile = include_str!("../../profiles/ubuntu.toml");
+    let older = Machine::new("ubuntu", "24.04", "x86_64", &[T4])
+        .config(&format!("{enabled}driver.branch = 570\n"))
+        .file(
+            "/etc/gpu-bootstrap/profiles/ubuntu.toml",
+            &profile.replace("branches = [\"580\"]", "branches = [\"570\"]"),
+        );
+    let older = older.resolution().desired.dcgm.expect("DCGM");
+    let older: Vec<&str> = older.packages.iter().map(|spec| &*spec.name).collect();
+    assert_eq!(
+        older,
+        [
+            "datacenter-gpu-manager-4-core",
+            "datacenter-gpu-manager-4-cuda12",
+            "datacenter-gpu-manager-4-proprietary",
+        ]
+    );
     let is_held = |name: &&str| desired.hold.patterns.iter().any(|pattern| pattern == name);
     assert!(names.iter().all(is_held), "{:?}", desired.hold.patterns);
     let kept = format!("{enabled}driver.existing = \"keep\"\n");

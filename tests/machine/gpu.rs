@@ -97,7 +97,10 @@ pub fn survey(files: &FakeFiles, state: &State) -> Nvml {
         .enumerate()
         .map(|(index, address)| {
             let index = u32::try_from(index).expect("few GPUs");
-            let (is_split, mig_devices, mig_support) = mig::nvml(files, address);
+            let (mode, mig_devices, support) = match mig::nvml(files, address) {
+                Some((mode, devices, support)) => (Some(mode), devices, Some(support)),
+                None => (None, Vec::new(), None),
+            };
             NvmlDevice {
                 index,
                 uuid: Some(format!("GPU-00000000-0000-0000-0000-{index:012}")),
@@ -106,12 +109,12 @@ pub fn survey(files: &FakeFiles, state: &State) -> Nvml {
                 pci_id: None,
                 minor: Some(index),
                 memory_bytes: Some(80 << 30),
-                compute_capability: None,
+                compute_capability: mig::compute_capability(files, address),
                 persistence: Some(crate::units::persistence(files)),
                 compute_mode: Some(crate::mps::compute_mode(files)),
-                mig: Some(is_split),
+                mig: mode,
                 mig_devices,
-                mig_support: Some(mig_support),
+                mig_support: support,
                 fabric: crate::fabric::of_gpus(files, state),
                 health: state.faults.health.clone(),
                 error: None,

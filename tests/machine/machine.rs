@@ -199,6 +199,11 @@ impl Machine {
 
     /// The number of changes that a command line makes, counted like [`Machine::stop_at`].
     pub fn count(&self, args: &[&str]) -> u64 {
+        self.counting(|machine| drop(machine.run(args)))
+    }
+
+    /// The same for several command lines.
+    pub fn counting(&self, work: impl FnOnce(&Self)) -> u64 {
         let count = Arc::new(AtomicU64::new(0));
         let counter = count.clone();
         self.fakes.files.before_mutations(move |_, mutation| {
@@ -206,7 +211,7 @@ impl Machine {
             counter.fetch_add(u64::from(!passing), Ordering::Relaxed);
             Ok(())
         });
-        self.run(args);
+        work(self);
         self.go_on();
         count.load(Ordering::Relaxed)
     }
@@ -220,7 +225,7 @@ impl Machine {
     pub fn reboot(&self) {
         let files = &self.fakes.files;
         files.revive();
-        go_down(files);
+        go_down(files, &lock(&self.state));
         if let Some(next) = boot::next(files) {
             let before = kernel::running(files);
             files.put("/proc/sys/kernel/osrelease", format!("{next}\n"));
@@ -402,7 +407,7 @@ fn tar(cmd: &Cmd, files: &FakeFiles) -> Output {
     ok("")
 }
 
-fn go_down(files: &FakeFiles) {
+fn go_down(files: &FakeFiles, state: &State) {
     for path in [
         "/run",
         "/sys/module",
@@ -417,7 +422,7 @@ fn go_down(files: &FakeFiles) {
     for address in kernel::gpus(files) {
         files.take(&format!("/sys/bus/pci/devices/{address}/driver"));
     }
-    mig::reboot(files);
+    mig::reboot(files, state);
     for name in list(files, "/dev") {
         if name.starts_with("nvidia") {
             files.take(&format!("/dev/{name}"));

@@ -1,11 +1,13 @@
 //! Simulates MIG: the mode and the instances of each GPU, in a file of its sysfs directory, and `nvidia-smi`, which changes them.
 
+use std::collections::BTreeMap;
+
 use gpu_bootstrap::{
     host::{
         Cmd, ExecError, MigDevice, MigSupport, Output,
         fake::{FakeFiles, failed, ok},
     },
-    mig::{Geometry, GpuLayout, Layout, Profile},
+    mig::{GpuLayout, Layout, Profile},
 };
 
 use crate::{
@@ -15,6 +17,44 @@ use crate::{
 };
 
 const UNIT: &str = "gpu-bootstrap-mig.service";
+
+/// The models that support MIG: the PCI ID, the compute slices, and the profiles with the largest number of instances. Not from
+/// the product, which these tests check. Source: NVIDIA Multi-Instance GPU User Guide, "Supported MIG Profiles".
+const MODELS: [(&str, u32, &str); 7] = rows! {
+    // A100 40 GB
+    "10de:20b0", 7, "1g.5gb*7 1g.5gb+me*1 1g.10gb*4 2g.10gb*3 3g.20gb*2 4g.20gb*1 7g.40gb*1";
+    // A100 80 GB
+    "10de:20b2", 7, "1g.10gb*7 1g.10gb+me*1 1g.20gb*4 2g.20gb*3 3g.40gb*2 4g.40gb*1 7g.80gb*1";
+    "10de:20b5", 7, "1g.10gb*7 1g.10gb+me*1 1g.20gb*4 2g.20gb*3 3g.40gb*2 4g.40gb*1 7g.80gb*1";
+    // A30
+    "10de:20b7", 4, "1g.6gb*4 1g.6gb+me*1 2g.12gb*2 2g.12gb+me*1 4g.24gb*1";
+    // H100
+    "10de:2330", 7, "1g.10gb*7 1g.10gb+me*1 1g.20gb*4 2g.20gb*3 3g.40gb*2 4g.40gb*1 7g.80gb*1";
+    // H200
+    "10de:2335", 7, "1g.18gb*7 1g.18gb+me*1 1g.35gb*4 2g.35gb*3 3g.71gb*2 4g.71gb*1 7g.141gb*1";
+    // B200
+    "10de:2901", 7, "1g.23gb*7 1g.23gb+me*1 1g.45gb*4 2g.45gb*3 3g.90gb*2 4g.90gb*1 7g.180gb*1";
+};
+
+/// What fits on a model.
+pub struct Model {
+    slices: u32,
+    /// The largest number of instances by profile.
+    pub most: BTreeMap<String, u64>,
+}
+
+/// `None` for a model without MIG.
+pub fn model(id: &str) -> Option<Model> {
+    let (_, slices, profiles) = MODELS.iter().find(|(own, _, _)| *own == id)?;
+    let count = |text: &str| {
+        let (name, most) = text.split_once('*').expect("a count");
+        (name.to_owned(), most.parse().expect("a number"))
+    };
+    Some(Model {
+        slices: *slices,
+        most: profiles.split(' ').map(count).collect(),
+    })
+}
 
 /// The MIG state of a GPU.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -89,8 +129,31 @@ fn is_ampere(files: &FakeFiles, address: &str) -> bool {
     device.starts_with("0x20")
 }
 
-/// The mode, the devices and the pending mode in NVML.
-pub fn nvml(files: &FakeFiles, address: &str) -> (bool, Vec<MigDevice>, MigSupport) {
+/// The PCI ID of a GPU.
+fn id(files: &FakeFiles, address: &str) -> String {
+    let value = |name: &str| {
+        let text = text(files, &format!("{}/{name}", directory(address))).unwrap_or_default();
+        text.trim().trim_start_matches("0x").to_owned()
+    };
+    format!("{}:{}", value("vendor"), value("device"))
+}
+
+/// The compute capability of a model with MIG, which determines whether its mode needs a reset.
+pub fn compute_capability(files: &FakeFiles, address: &str) -> Option<String> {
+    let id = id(files, address);
+    model(&id)?;
+    let text = match id.strip_prefix("10de:")?.get(..2)? {
+        "20" => "8.0",
+        "23" => "9.0",
+        "29" => "10.0",
+        other => panic!("the architecture of {other} is not simulated"),
+    };
+    Some(text.to_owned())
+}
+
+/// The mode, the devices and the pending mode in NVML. `None` for a model without MIG.
+pub fn nvml(files: &FakeFiles, address: &str) -> Option<(bool, Vec<MigDevice>, MigSupport)> {
+    model(&id(files, address))?;
     let mig = read(files, address);
     let device = |(index, profile): (u32, &Profile)| MigDevice {
         index,
@@ -103,7 +166,7 @@ pub fn nvml(files: &FakeFiles, address: &str) -> (bool, Vec<MigDevice>, MigSuppo
         pending: mig.pending,
         profiles: Vec::new(),
     };
-    (mig.current, devices, support)
+    Some((mig.current, devices, support))
 }
 
 /// Whether a process has the device node of the GPU open.
@@ -213,16 +276,25 @@ fn create(files: &FakeFiles, state: &State, gpu: &str, profiles: &str) -> Output
 
 /// Fails if the instances, and further GPU instances, do not fit on the GPU.
 fn fits(files: &FakeFiles, gpu: &str, mig: &Mig, further: &[Profile]) -> Result<(), Output> {
-    let value = |name: &str| text(files, &format!("{}/{name}", directory(gpu))).unwrap_or_default();
-    let id = format!("{}:{}", value("vendor").trim(), value("device").trim());
-    let geometry = Geometry::of(id.parse().ok(), None).expect("a model of the table");
+    let model = model(&id(files, gpu)).expect("a model with MIG");
     let whole = Layout::with(mig.profiles.clone()).gpu_instances();
     let mut instances: Vec<Profile> = whole.iter().map(|instance| instance.profile).collect();
     instances.extend(further);
-    let placed = geometry.place(&instances);
-    placed
-        .map(drop)
-        .map_err(|why| failed(19, format!("Unable to create a GPU instance: {why}\n")))
+    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+    for profile in &instances {
+        *counts.entry(profile.to_string()).or_default() += 1;
+    }
+    let slices: u32 = instances.iter().map(|profile| profile.slices).sum();
+    let mut each = counts.iter();
+    let all_fit =
+        each.all(|(name, count)| (model.most.get(name)).is_some_and(|most| count <= most));
+    match all_fit && slices <= model.slices {
+        true => Ok(()),
+        false => Err(failed(
+            19,
+            format!("Unable to create a GPU instance on GPU {gpu}: Insufficient Resources\n"),
+        )),
+    }
 }
 
 fn create_gpu_instance(files: &FakeFiles, gpu: &str, profile: &str) -> Output {
@@ -286,9 +358,21 @@ fn take_effect(files: &FakeFiles, gpu: &str) {
 }
 
 /// Loses the instances, and on Hopper the mode.
-pub fn reboot(files: &FakeFiles) {
+pub fn reboot(files: &FakeFiles, state: &State) {
+    let stays = state.faults.mig.as_deref() == Some("pending");
     for gpu in kernel::gpus(files) {
         match is_ampere(files, &gpu) {
+            true if stays => {
+                let Mig {
+                    current, pending, ..
+                } = read(files, &gpu);
+                let mig = Mig {
+                    current,
+                    pending,
+                    ..Mig::default()
+                };
+                write(files, &gpu, &mig);
+            }
             true => take_effect(files, &gpu),
             false => write(files, &gpu, &Mig::default()),
         }
@@ -311,6 +395,11 @@ pub fn start_unit(files: &FakeFiles, state: &State) -> Result<String, String> {
             let output = set_mode(files, &address, true);
             if !output.ok() {
                 return Err(output.stderr);
+            }
+            if is_ampere(files, &address)
+                && !exists(files, &format!("{}/reset", directory(&address)))
+            {
+                return Err("this machine cannot reset its GPUs".to_owned());
             }
             take_effect(files, &address);
         }

@@ -13,6 +13,7 @@ use toml::Table;
 use crate::{
     build::describe,
     machine::Machine,
+    mig,
     scenarios::{in_parallel, told},
     state::text,
 };
@@ -31,30 +32,34 @@ const NEWER: &[&str] = &[
     "driver.branch=580",
 ];
 
-/// The PCI ID, further arguments of `install`, and the profiles with the largest number of instances. Source: NVIDIA Multi-Instance
-/// GPU User Guide, "Supported MIG Profiles".
-const MODELS: [(&str, &[&str], &str); 6] = rows! {
+/// The PCI ID, the number of GPUs, and further arguments of `install`.
+const MACHINES: [(&str, u32, &[&str]); 7] = rows! {
     // A100 40 GB
-    "10de:20b0", &[], "1g.5gb*7 1g.5gb+me*1 1g.10gb*4 2g.10gb*3 3g.20gb*2 4g.20gb*1 7g.40gb*1";
+    "10de:20b0", 1, &[];
+    // NVIDIA's example has a layout for eight of them.
+    "10de:20b0", 8, &[];
     // A100 80 GB
-    "10de:20b2", &[], "1g.10gb*7 1g.10gb+me*1 1g.20gb*4 2g.20gb*3 3g.40gb*2 4g.40gb*1 7g.80gb*1";
+    "10de:20b2", 1, &[];
     // A30
-    "10de:20b7", &[], "1g.6gb*4 1g.6gb+me*1 2g.12gb*2 2g.12gb+me*1 4g.24gb*1";
+    "10de:20b7", 1, &[];
     // H100
-    "10de:2330", &[], "1g.10gb*7 1g.10gb+me*1 1g.20gb*4 2g.20gb*3 3g.40gb*2 4g.40gb*1 7g.80gb*1";
+    "10de:2330", 1, &[];
     // H200
-    "10de:2335", NEWER, "1g.18gb*7 1g.18gb+me*1 1g.35gb*4 2g.35gb*3 3g.71gb*2 4g.71gb*1 7g.141gb*1";
+    "10de:2335", 1, NEWER;
     // B200
-    "10de:2901", NEWER, "1g.23gb*7 1g.23gb+me*1 1g.45gb*4 2g.45gb*3 3g.90gb*2 4g.90gb*1 7g.180gb*1";
+    "10de:2901", 1, NEWER;
 };
 
-const GPU: &str = "0000:06:00.0";
+/// The address of a GPU.
+fn address(index: u32) -> String {
+    format!("0000:{:02x}:00.0", 6 + index)
+}
 
 /// MIG mode, and the number of instances by profile.
 type Expected = (bool, BTreeMap<String, u64>);
 
-/// The layout of the first GPU in a file, by mig-parted's rules: the last entry that matches.
-fn expected(entries: &Value, id: &str) -> Option<Expected> {
+/// The layout of a GPU in a file, by mig-parted's rules: the last entry that matches.
+fn expected(entries: &Value, id: &str, index: u32) -> Option<Expected> {
     let filter = id.strip_prefix("10de:").expect("an NVIDIA GPU");
     let filter = format!("0x{}10DE", filter.to_uppercase());
     let matches = |entry: &&Value| {
@@ -63,9 +68,9 @@ fn expected(entries: &Value, id: &str) -> Option<Expected> {
             Value::String(one) => *one == filter,
             all => (all.as_array().expect("a list").iter()).any(|one| *one == filter.as_str()),
         };
-        let has_first = |all: &Vec<Value>| all.contains(&Value::from(0));
+        let is_listed = |all: &Vec<Value>| all.contains(&Value::from(index));
         is_model
-            && (entry["devices"] == "all" || entry["devices"].as_array().is_some_and(has_first))
+            && (entry["devices"] == "all" || entry["devices"].as_array().is_some_and(is_listed))
     };
     let entry = entries.as_array()?.iter().rfind(matches)?;
     let counts = entry["mig-devices"].as_object().into_iter().flatten();
@@ -73,9 +78,9 @@ fn expected(entries: &Value, id: &str) -> Option<Expected> {
     Some((entry["mig-enabled"] == true, counts.collect()))
 }
 
-/// The layout of the simulated GPU.
-fn current(machine: &Machine) -> Expected {
-    let path = format!("/sys/bus/pci/devices/{GPU}/simulated-mig");
+/// The layout of a simulated GPU.
+fn current(machine: &Machine, index: u32) -> Expected {
+    let path = format!("/sys/bus/pci/devices/{}/simulated-mig", address(index));
     let line = text(&machine.fakes.files, &path).unwrap_or_default();
     let words: Vec<&str> = line.split_whitespace().collect();
     let mut counts = BTreeMap::new();
@@ -88,20 +93,29 @@ fn current(machine: &Machine) -> Expected {
 }
 
 /// Whether the layout only has profiles of the GPU. The files contain no layout with too many instances.
-fn is_supported(most: &BTreeMap<&str, u64>, (_, counts): &Expected) -> bool {
-    (counts.iter()).all(|(name, count)| most.get(&**name).is_some_and(|most| count <= most))
+fn is_supported(most: &BTreeMap<String, u64>, (_, counts): &Expected) -> bool {
+    (counts.iter()).all(|(name, count)| most.get(name).is_some_and(|most| count <= most))
 }
 
 /// Returns what is wrong unless gpu-bootstrap rejects the layout with the reason and a remedy: no entry matches the GPU, or the
 /// matching one has a profile that the GPU lacks.
-fn accepted(id: &str, path: &str, text: &str, name: &str, matches: bool) -> Option<String> {
+fn accepted(
+    id: &str,
+    gpus: u32,
+    (path, text): (&str, &str),
+    name: &str,
+    matches: bool,
+) -> Option<String> {
     let request = LayoutRequest::File {
         path: path.into(),
         config: Some(name.to_owned()),
     };
-    let (address, id) = (GPU.parse().expect("an address"), id.parse().expect("an ID"));
-    let gpu = MigGpu::of_model(address, id, None, None, None);
-    match request.layouts(Some(text), &[gpu]) {
+    let gpu = |index| {
+        let address = address(index).parse().expect("an address");
+        MigGpu::of_model(address, id.parse().expect("an ID"), None, None, None)
+    };
+    let gpus: Vec<MigGpu> = (0..gpus).map(gpu).collect();
+    match request.layouts(Some(text), &gpus) {
         Err(NoLayout::Fault(fault))
             if matches
                 && fault.why.contains("the GPU has no profile")
@@ -114,7 +128,7 @@ fn accepted(id: &str, path: &str, text: &str, name: &str, matches: bool) -> Opti
     }
 }
 
-fn machine_with(id: &str) -> Machine {
+fn machine_with(id: &str, gpus: u32) -> Machine {
     let mut files = Table::new();
     for (path, text) in FILES {
         files.insert(path.to_owned(), text.into());
@@ -124,19 +138,17 @@ fn machine_with(id: &str) -> Machine {
     let mut links = Table::new();
     links.insert("/proc/self/exe".to_owned(), EXE.into());
     let mut differs = Table::new();
-    differs.insert("gpus".to_owned(), vec![id].into());
+    let ids: Vec<&str> = (0..gpus).map(|_| id).collect();
+    differs.insert("gpus".to_owned(), ids.into());
     differs.insert("files".to_owned(), files.into());
     differs.insert("links".to_owned(), links.into());
     Machine::new(describe("debian-12-h100", differs))
 }
 
 /// Applies the supported layouts one after the other, and removes the last one. Returns what is wrong.
-fn wrong_with(&(id, flags, profiles): &(&str, &[&str], &str)) -> Vec<String> {
-    let most: BTreeMap<&str, u64> = (profiles.split(' '))
-        .map(|text| text.split_once('*').expect("a count"))
-        .map(|(name, most)| (name, most.parse().expect("a number")))
-        .collect();
-    let machine = machine_with(id);
+fn wrong_with(&(id, gpus, flags): &(&str, u32, &[&str])) -> Vec<String> {
+    let most = mig::model(id).expect("a model with MIG").most;
+    let machine = machine_with(id, gpus);
     // Without containers, because scenarios cover their devices.
     let alone = [
         "install",
@@ -156,18 +168,21 @@ fn wrong_with(&(id, flags, profiles): &(&str, &[&str], &str)) -> Vec<String> {
     for ((path, text), applied) in FILES.into_iter().zip(&mut applied) {
         let file: Value = serde_saphyr::from_str(text).expect("YAML");
         for (name, entries) in file["mig-configs"].as_object().expect("layouts") {
-            let case = format!("{id}, `{name}` of `{path}`");
-            let entry = expected(entries, id);
-            let matches = entry.is_some();
-            let Some(expected) = entry.filter(|one| is_supported(&most, one)) else {
-                let why = accepted(id, path, text, name, matches);
+            let case = format!("{gpus} × {id}, `{name}` of `{path}`");
+            let all: Option<Vec<Expected>> = (0..gpus)
+                .map(|index| expected(entries, id, index))
+                .collect();
+            let matches = all.is_some();
+            let is_one = |one: &Expected| is_supported(&most, one);
+            let Some(expected) = all.filter(|all| all.iter().all(is_one)) else {
+                let why = accepted(id, gpus, (path, text), name, matches);
                 wrong.extend(why.map(|why| format!("{case}: {why}")));
                 continue;
             };
             *applied += 1;
             let (file, config) = (format!("mig.file={path}"), format!("mig.config={name}"));
             let ran = install(&["--set", &file, "--set", &config]);
-            let now = current(&machine);
+            let now: Vec<Expected> = (0..gpus).map(|index| current(&machine, index)).collect();
             if ran.exit != 0 || now != expected {
                 let told = told(&ran);
                 wrong.push(format!("{case}: {now:?} instead of {expected:?}: {told}"));
@@ -176,8 +191,10 @@ fn wrong_with(&(id, flags, profiles): &(&str, &[&str], &str)) -> Vec<String> {
     }
     // NVIDIA's default file has a layout for each profile, `all-disabled`, `all-enabled` and `all-balanced`.
     let [of_example, of_default] = applied;
-    if of_default != most.len() + 3 || of_example < 3 {
-        wrong.push(format!("{id}: {applied:?} layouts were applied"));
+    // All nine layouts of its example are for eight A100 40 GB.
+    let least_of_example = if gpus == 8 { 9 } else { 3 };
+    if of_default != most.len() + 3 || of_example < least_of_example {
+        wrong.push(format!("{gpus} × {id}: {applied:?} layouts were applied"));
     }
     let ran = install(&[]);
     wrong.extend((ran.exit != 0).then(|| told(&ran)));
@@ -187,6 +204,6 @@ fn wrong_with(&(id, flags, profiles): &(&str, &[&str], &str)) -> Vec<String> {
 
 #[test]
 fn layouts_of_nvidias_files_are_applied_on_each_model() {
-    let wrong = in_parallel(&MODELS, wrong_with);
+    let wrong = in_parallel(&MACHINES, wrong_with);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

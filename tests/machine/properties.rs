@@ -168,38 +168,66 @@ fn uninstall_undoes_a_killed_install() {
     }
 }
 
-/// Kills the change of a MIG layout right before each mutation.
+const AMPERE: &str = "10de:20b5";
+const HOPPER: &str = "10de:2330";
+
+/// Changes of `mig.layout` on two GPUs: the model, the layout before, the layout afterwards, and the distance of the mutations to
+/// kill at. An empty text is no setting.
+const MIG_CHANGES: [(&str, &str, &str, usize); 6] = rows! {
+    AMPERE, "", "all-balanced", 1;
+    AMPERE, "all-1g.10gb", "all-3g.40gb", 3;
+    AMPERE, "all-balanced", "", 3;
+    HOPPER, "", "all-balanced", 3;
+    HOPPER, "all-1g.10gb", "all-3g.40gb", 3;
+    HOPPER, "all-balanced", "", 3;
+};
+
+/// Kills the change of a MIG layout right before a mutation.
 #[test]
 fn killed_mig_change_is_finished_or_undone() {
-    const LAYOUT: [&str; 3] = ["install", "--set", "mig.layout=all-balanced"];
-    let at = MACHINES.len() - 1;
-    let prepared = || {
-        let machine = machine(at);
-        assert_eq!(machine.run(&["install"]).exit, 0);
-        machine
-    };
-    let untouched = machine(at).snapshot();
-    let reference = prepared();
-    let count = reference.count(&LAYOUT);
-    let wanted = reference.snapshot();
-    let points: Vec<u64> = (1..=count).collect();
-    assert!(points.len() > 5, "the layout changes nothing");
-    let wrong = in_parallel(&points, |n| {
-        let machine = prepared();
-        machine.stop_at(*n);
-        machine.run(&LAYOUT);
-        machine.go_on();
-        let again = machine.run(&LAYOUT);
-        let mut wrong = evaluate(*n, &again, fake::diff(&wanted, &machine.snapshot()));
-        let undone = machine.run(&["uninstall"]);
-        wrong.extend(evaluate(
-            *n,
-            &undone,
-            fake::diff(&untouched, &machine.snapshot()),
-        ));
-        wrong
-    });
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    for (index, (gpu, from, to, distance)) in MIG_CHANGES.into_iter().enumerate() {
+        let bare = || {
+            let (base, differs, _) = MACHINES[MACHINES.len() - 1];
+            let differs = differs.replace(AMPERE, gpu);
+            Machine::new(describe(base, differs.parse::<Table>().expect("TOML")))
+        };
+        let install = |machine: &Machine, layout: &str| match layout {
+            "" => machine.run(&["install"]),
+            _ => machine.run(&["install", "--set", &format!("mig.layout={layout}")]),
+        };
+        let prepared = || {
+            let machine = bare();
+            let ran = install(&machine, from);
+            assert_eq!(ran.exit, 0, "{}", told(&ran));
+            machine
+        };
+        let untouched = bare().snapshot();
+        let reference = prepared();
+        let count = reference.counting(|machine| drop(install(machine, to)));
+        let wanted = reference.snapshot();
+        assert!(count > 5, "{gpu}: `{to}` after `{from}` changes nothing");
+        let points = every(distance, index, count);
+        let wrong = in_parallel(&points, |n| {
+            let machine = prepared();
+            machine.stop_at(*n);
+            install(&machine, to);
+            machine.go_on();
+            let again = install(&machine, to);
+            let mut wrong = evaluate(*n, &again, fake::diff(&wanted, &machine.snapshot()));
+            let undone = machine.run(&["uninstall"]);
+            wrong.extend(evaluate(
+                *n,
+                &undone,
+                fake::diff(&untouched, &machine.snapshot()),
+            ));
+            wrong
+        });
+        assert!(
+            wrong.is_empty(),
+            "{gpu}, `{from}` to `{to}`:\n{}",
+            wrong.join("\n")
+        );
+    }
 }
 
 /// The next uninstall finishes a killed one.
@@ -236,6 +264,11 @@ fn sample(at: usize, count: u64) -> Vec<u64> {
         0 => 5,
         _ => 15,
     };
+    every(step, at, count)
+}
+
+/// Every `step`th mutation.
+fn every(step: usize, offset: usize, count: u64) -> Vec<u64> {
     let seed: u64 = match std::env::var("SEED") {
         Ok(seed) => seed.parse().expect("SEED is a number"),
         Err(_) => {
@@ -244,9 +277,9 @@ fn sample(at: usize, count: u64) -> Vec<u64> {
             since.expect("a clock after 1970").as_secs() / 86_400
         }
     };
-    let first = 1 + (at as u64 + seed) % step;
-    let points: Vec<u64> = (first..=count).step_by(step as usize).collect();
-    assert!(!points.is_empty(), "machine {at} is never killed");
+    let first = 1 + (offset as u64 + seed) % step as u64;
+    let points: Vec<u64> = (first..=count).step_by(step).collect();
+    assert!(!points.is_empty(), "machine {offset} is never killed");
     points
 }
 

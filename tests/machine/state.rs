@@ -40,7 +40,7 @@ pub struct Faults {
     pub beside: Option<String>,
     /// The behavior of NVML: `hung`, `no-devices`, `failed`, `mismatch`.
     pub nvml: Option<String>,
-    /// The command of `nvidia-smi` that fails: `create` (instances) or `reset`.
+    /// The command of `nvidia-smi` that fails: `create` (instances) or `reset`. `pending`: a reboot does not reset the GPUs.
     pub mig: Option<String>,
     /// The GPUs do not join the NVSwitch fabric.
     pub fabric: bool,
