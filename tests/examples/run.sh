@@ -1,18 +1,26 @@
 #!/bin/sh
-# Tests the files in examples/, the Helm chart, the container image and the workflows with the programs that read them:
-# tests/examples/run.sh.
+# Tests the files in examples/, the Helm chart, the manifests, the container image and the workflows with the programs that read
+# them: tests/examples/run.sh [PROGRAM]. Without PROGRAM, compiles gpu-bootstrap.
 #
 # ansible-lint and ansible-playbook read the role, OpenTofu the Terraform module and its tests, Packer the template, slurmd its
 # configuration, ShellCheck the script, Helm the chart, crane the image, and actionlint and zizmor the workflows. The dashboard is
 # validated with the schema of Grafana; tests/readers tests its queries and the alert rules in Prometheus. The objects of the chart
-# are compared with the manifest, and with the API schema of Kubernetes. For Nomad, only the HCL syntax is tested: no package registry
-# has its validator.
+# are compared with the manifest. They and the objects of `gpu-bootstrap manifests` are validated with the API schema of Kubernetes
+# and of Kueue. The queue of Volcano is not validated, because the Go module proxy does not have its module. For Nomad, only the HCL
+# syntax is tested: no package registry has its validator.
 #
 # Requires Debian or Ubuntu, Python 3.11 to 3.13 with venv, and Go 1.21 or newer. The tools are installed in target/examples, in
 # fixed versions, from PyPI (requirements.txt) and as Go modules, which Go verifies with its checksum database. Packer and slurmd
 # have the version of this distribution. If a tool cannot be installed, the test fails.
 set -eu
+if [ $# -gt 0 ]; then
+    program=$(realpath -- "$1")
+fi
 cd "$(dirname "$0")/../.."
+if [ $# -eq 0 ]; then
+    cargo build --locked --quiet
+    program=$(realpath -- "${CARGO_TARGET_DIR:-target}/debug/gpu-bootstrap")
+fi
 tools=target/examples
 mkdir -p "$tools"
 tools=$(cd "$tools" && pwd)
@@ -148,6 +156,10 @@ helm lint --strict --set image.repository=registry.example.com/gpu-bootstrap "$w
 version=$(sed -n 's/^.*k8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' tests/vm/kubernetes/go.mod | head -n 1)
 (cd / && go mod download -json "k8s.io/kubernetes@$version") >"$work/kubernetes.json"
 python3 tests/examples/check.py chart "$work/chart.tgz" "$digest" "$work/kubernetes.json"
+
+step "Manifests"
+(cd / && go mod download -json sigs.k8s.io/kueue@v0.17.0) >"$work/kueue.json"
+python3 tests/examples/check.py manifests "$program" "$work/kubernetes.json" "$work/kueue.json"
 
 step "Scripts of the test harness"
 shellcheck tests/vm/runner/files/*.sh
