@@ -393,7 +393,7 @@ const COMMANDS: [CommandRow; 23] = [
                 "Export the compiled modules for machines with the same kernel",
             ),
             (
-                "sudo gpu-bootstrap modules export --to oci://registry.example.com/gpu/modules \\\n      \
+                "sudo gpu-bootstrap modules export --to oci://registry.example.com/modules \\\n      \
                  --sign-key /root/minisign.key",
                 "Sign the modules, and publish them in a registry",
             ),

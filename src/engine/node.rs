@@ -57,6 +57,7 @@ impl Session {
         let answer = self.tools.host.reader().query(&query).await;
         let output = answer.and_then(|output| output.success(query.cmd())).ok();
         let state = output.and_then(|output| Some(output.stdout.lines().next()?.trim().to_owned()));
+        let state = state.filter(|state| !state.is_empty());
         Some(state.unwrap_or_else(|| "no answer".to_owned()))
     }
 
