@@ -52,9 +52,9 @@ ptx:
 readers: vm
 	tests/readers/run.sh
 
-# Tests the files in examples/, the Helm chart, the container image and the workflows with the programs that read them, which it
-# installs in fixed versions (tests/examples/run.sh). Requires Debian or Ubuntu, Python 3 with venv, and Go. The first run compiles
-# Helm, OpenTofu, crane and actionlint.
+# Tests the files in examples/, the Helm chart, the manifests, the container image and the workflows with the programs that read
+# them, which it installs in fixed versions (tests/examples/run.sh). Requires Debian or Ubuntu, Python 3 with venv, and Go. The first
+# run compiles gpu-bootstrap, Helm, OpenTofu, crane and actionlint.
 examples:
 	tests/examples/run.sh
 

@@ -515,6 +515,8 @@ fn in_columns(columns: &str, line: &str) -> (String, String) {
 /// Commands to copy, which are indented, and single words are not wrapped.
 #[test]
 fn all_output_fits_the_line_width() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let manifests = directory.path().join("manifests");
     for line in [
         &*format!("check --skip preflight --root {BARE}"),
         &*format!(
@@ -538,6 +540,23 @@ fn all_output_fits_the_line_width() {
         "install --assume-gpu 10de:2330",
         "status",
         "plan --help",
+        "upgrade --lock-timeout soon",
+        "upgrade --help",
+        "lock --out",
+        "lock --help",
+        "bundle verify /nowhere/at/all/or/anywhere/else",
+        "bundle --help",
+        "report /nowhere/at/all/or/anywhere/else",
+        "report --help",
+        "modules export --to oci://registry.example.com/UPPER/case",
+        "modules --help",
+        &*format!(
+            "manifests --os ubuntu-24.04 --gpu 8xH100 --set cluster.mig-strategy=mixed --out {}",
+            manifests.display()
+        ),
+        "manifests --help",
+        "uninstall --lock-timeout soon",
+        "uninstall --help",
     ] {
         let (text, said) = in_columns("60", line);
         for line_of in text.lines().chain(said.lines()) {

@@ -157,6 +157,7 @@ impl Console<'_> {
         if commands.is_empty() {
             return;
         }
+        let why = self.err_style().hanging("", why);
         // The output is complete without these commands.
         let _ = writeln!(self.err, "\n{why}\n");
         for command in commands {

@@ -20,15 +20,68 @@ pub struct Section {
     pub rows: Vec<(String, String)>,
 }
 
-/// The commands with their examples and the exit codes that they return in addition to [`ALWAYS`]. The name of the program itself
-/// is empty.
-type CommandRow = (
-    &'static str,
-    &'static [(&'static str, &'static str)],
-    &'static [u8],
+/// A term and its description.
+type Row = (&'static str, &'static str);
+
+/// A command: its name, its examples, the exit codes that it returns in addition to [`ALWAYS`], and its files. The name of the
+/// program itself is empty. The name of a command below another one is `bundle-create`, as in the name of its manual page.
+type CommandRow = (&'static str, &'static [Row], &'static [u8], &'static [Row]);
+
+const SETTINGS: Row = (
+    "/etc/gpu-bootstrap/config.toml, /etc/gpu-bootstrap/config.d/*.toml",
+    "Settings, see gpu-bootstrap.toml(5)",
 );
 
-const COMMANDS: [CommandRow; 19] = [
+const PROFILES: Row = (
+    "/etc/gpu-bootstrap/profiles/*.toml",
+    "Profiles that replace the built-in ones",
+);
+
+const MATRIX: Row = (
+    "/etc/gpu-bootstrap/cuda-driver-matrix.toml",
+    "A matrix that replaces the built-in one",
+);
+
+const STATE: Row = (
+    "/var/lib/gpu-bootstrap",
+    "Journal, backups and validation records",
+);
+
+const STATUS: Row = (
+    "/run/gpu-bootstrap/status.json",
+    "The state of the current or the last run",
+);
+
+/// The files of a run.
+const RUN: [Row; 6] = [
+    SETTINGS,
+    PROFILES,
+    MATRIX,
+    STATE,
+    STATUS,
+    (
+        "/etc/systemd/system/gpu-bootstrap-resume.service",
+        "Continues the run after a reboot; removed when the run is complete",
+    ),
+];
+
+/// The commands that read the settings, and therefore their environment.
+const WITH_SETTINGS: [&str; 12] = [
+    "",
+    "check",
+    "plan",
+    "install",
+    "upgrade",
+    "uninstall",
+    "lock",
+    "bundle",
+    "bundle-create",
+    "manifests",
+    "modules",
+    "modules-export",
+];
+
+const COMMANDS: [CommandRow; 23] = [
     (
         "",
         &[
@@ -41,6 +94,7 @@ const COMMANDS: [CommandRow; 19] = [
             ("sudo gpu-bootstrap uninstall", "Restore the previous state"),
         ],
         &[4, 5, 6, 7, 8, 9, 10, 130],
+        &RUN,
     ),
     (
         "check",
@@ -60,6 +114,7 @@ const COMMANDS: [CommandRow; 19] = [
             ),
         ],
         &[4, 10],
+        &RUN,
     ),
     (
         "plan",
@@ -71,6 +126,7 @@ const COMMANDS: [CommandRow; 19] = [
             ),
         ],
         &[4, 5, 6, 10],
+        &RUN,
     ),
     (
         "install",
@@ -93,6 +149,7 @@ const COMMANDS: [CommandRow; 19] = [
             ),
         ],
         &[5, 6, 7, 8, 9, 10, 130],
+        &RUN,
     ),
     (
         "upgrade",
@@ -107,6 +164,7 @@ const COMMANDS: [CommandRow; 19] = [
             ),
         ],
         &[4, 5, 6, 7, 8, 9, 10, 130],
+        &RUN,
     ),
     (
         "uninstall",
@@ -118,6 +176,7 @@ const COMMANDS: [CommandRow; 19] = [
             ("sudo gpu-bootstrap uninstall", "Restore the previous state"),
         ],
         &[5, 6, 7, 9, 10, 130],
+        &RUN,
     ),
     (
         "status",
@@ -133,6 +192,7 @@ const COMMANDS: [CommandRow; 19] = [
         ],
         // `--wait` exits with the status of the run.
         &[5, 6, 7, 8, 9, 10, 130],
+        &[STATE, STATUS],
     ),
     (
         "lock",
@@ -141,6 +201,7 @@ const COMMANDS: [CommandRow; 19] = [
             "Write the versions of this node to a lock file",
         )],
         &[5, 10],
+        &[SETTINGS, PROFILES, MATRIX, STATE],
     ),
     (
         "bundle",
@@ -155,6 +216,7 @@ const COMMANDS: [CommandRow; 19] = [
             ),
         ],
         &[5, 6, 10],
+        &[SETTINGS, PROFILES, MATRIX, STATE],
     ),
     (
         "facts",
@@ -169,6 +231,7 @@ const COMMANDS: [CommandRow; 19] = [
             ),
         ],
         &[],
+        &[MATRIX],
     ),
     (
         "explain",
@@ -179,6 +242,7 @@ const COMMANDS: [CommandRow; 19] = [
             ),
             ("gpu-bootstrap explain xid 79", "Describe an Xid"),
         ],
+        &[],
         &[],
     ),
     (
@@ -194,6 +258,7 @@ const COMMANDS: [CommandRow; 19] = [
             ),
         ],
         &[4, 5],
+        &[PROFILES, MATRIX],
     ),
     (
         "config",
@@ -202,6 +267,7 @@ const COMMANDS: [CommandRow; 19] = [
             "Print all settings with their descriptions",
         )],
         &[],
+        &[SETTINGS],
     ),
     (
         "probe",
@@ -213,6 +279,7 @@ const COMMANDS: [CommandRow; 19] = [
             ),
         ],
         &[4],
+        &[MATRIX],
     ),
     (
         "user-data",
@@ -233,6 +300,7 @@ const COMMANDS: [CommandRow; 19] = [
             ),
         ],
         &[5],
+        &[MATRIX],
     ),
     (
         "manifests",
@@ -248,6 +316,7 @@ const COMMANDS: [CommandRow; 19] = [
             ),
         ],
         &[5, 6, 10],
+        &[SETTINGS, PROFILES, MATRIX],
     ),
     (
         "report",
@@ -262,6 +331,7 @@ const COMMANDS: [CommandRow; 19] = [
             ),
         ],
         &[4],
+        &[DOCUMENTS],
     ),
     (
         "modules",
@@ -270,6 +340,7 @@ const COMMANDS: [CommandRow; 19] = [
             "Export the compiled modules for machines with the same kernel",
         )],
         &[5, 6, 10],
+        &[SETTINGS, BUILT],
     ),
     (
         "completions",
@@ -285,6 +356,50 @@ const COMMANDS: [CommandRow; 19] = [
             ),
         ],
         &[],
+        &COMPLETIONS,
+    ),
+    (
+        "bundle-create",
+        &[(
+            "sudo gpu-bootstrap bundle create --lock node.lock --out /srv/bundle",
+            "Download the packages of a lock file",
+        )],
+        &[5, 6, 10],
+        &[SETTINGS, PROFILES, MATRIX, STATE],
+    ),
+    (
+        "bundle-verify",
+        &[(
+            "gpu-bootstrap bundle verify /srv/bundle",
+            "Check a copied bundle",
+        )],
+        &[5],
+        &[("DIR/bundle.toml", "The manifest of the bundle")],
+    ),
+    (
+        "modules-list",
+        &[(
+            "gpu-bootstrap modules list",
+            "List the compiled modules and their origin",
+        )],
+        &[6],
+        &[BUILT],
+    ),
+    (
+        "modules-export",
+        &[
+            (
+                "sudo gpu-bootstrap modules export --to /srv/modules",
+                "Export the compiled modules for machines with the same kernel",
+            ),
+            (
+                "sudo gpu-bootstrap modules export --to oci://registry.example.com/modules \\\n      \
+                 --sign-key /root/minisign.key",
+                "Sign the modules, and publish them in a registry",
+            ),
+        ],
+        &[5, 6, 10],
+        &[SETTINGS, BUILT],
     ),
 ];
 
@@ -323,37 +438,32 @@ const EXIT: [(u8, &str); 12] = [
     ),
 ];
 
-const FILES: [(&str, &str); 5] = [
+const DOCUMENTS: Row = (
+    "DIR/*",
+    "The output of gpu-bootstrap check --format json, one file for each node",
+);
+
+const BUILT: Row = ("/var/lib/dkms", "The modules that DKMS has compiled");
+
+const COMPLETIONS: [Row; 3] = [
     (
-        "/etc/gpu-bootstrap/config.toml, /etc/gpu-bootstrap/config.d/*.toml",
-        "Settings, see gpu-bootstrap.toml(5)",
+        "/usr/share/bash-completion/completions/gpu-bootstrap",
+        "The completions for bash",
     ),
     (
-        "/etc/gpu-bootstrap/profiles/*.toml",
-        "Profiles that replace the built-in ones",
+        "/usr/share/zsh/site-functions/_gpu-bootstrap",
+        "The completions for zsh; on Debian and Ubuntu in vendor-completions",
     ),
     (
-        "/var/lib/gpu-bootstrap",
-        "Journal, backups and validation records",
-    ),
-    (
-        "/run/gpu-bootstrap/status.json",
-        "The state of the current or the last run",
-    ),
-    (
-        "/etc/systemd/system/gpu-bootstrap-resume.service",
-        "Continues the run after a reboot; removed when the run is complete",
+        "/usr/share/fish/vendor_completions.d/gpu-bootstrap.fish",
+        "The completions for fish",
     ),
 ];
 
-const ENVIRONMENT: [(&str, &str); 6] = [
+const SETTING_VARIABLES: [Row; 3] = [
     (
         "GPU_BOOTSTRAP_TABLE__KEY",
         "A setting, such as GPU_BOOTSTRAP_DRIVER__BRANCH=580",
-    ),
-    (
-        "GPU_BOOTSTRAP_LOG",
-        "The filter of log lines on standard error, such as debug",
     ),
     (
         "https_proxy, http_proxy, all_proxy, no_proxy",
@@ -362,6 +472,14 @@ const ENVIRONMENT: [(&str, &str); 6] = [
     (
         "CREDENTIALS_DIRECTORY",
         "The systemd credentials of the unit, for cluster.token",
+    ),
+];
+
+/// The variables of all commands.
+const VARIABLES: [Row; 3] = [
+    (
+        "GPU_BOOTSTRAP_LOG",
+        "The filter of log lines on standard error, such as debug",
     ),
     (
         "COLUMNS",
@@ -394,9 +512,11 @@ fn values() -> Vec<(String, String)> {
     rows.into_iter().map(row).collect()
 }
 
-/// Returns the sections of a command, in the order of a manual page. The name of the program itself is empty.
+/// Returns the sections of a command, in the order of a manual page. The name of the program itself is empty, and that of a
+/// command below another one is `bundle-create`.
 pub fn sections(command: &str) -> Vec<Section> {
-    let Some((_, examples, exits)) = COMMANDS.iter().find(|(name, ..)| *name == command) else {
+    let Some((_, examples, exits, files)) = COMMANDS.iter().find(|(name, ..)| *name == command)
+    else {
         return Vec::new();
     };
     let mut sections = Vec::new();
@@ -408,31 +528,39 @@ pub fn sections(command: &str) -> Vec<Section> {
         .filter(|(code, _)| ALWAYS.contains(code) || exits.contains(code))
         .map(|(code, meaning)| (code.to_string(), (*meaning).to_owned()));
     add("Exit status", exits.collect());
-    if matches!(
-        command,
-        "" | "check" | "plan" | "install" | "upgrade" | "uninstall"
-    ) {
-        add("Environment", owned(&ENVIRONMENT));
-        add("Files", owned(&FILES));
+    let mut variables = Vec::new();
+    if WITH_SETTINGS.contains(&command) {
+        variables.extend(owned(&SETTING_VARIABLES));
+    }
+    variables.extend(owned(&VARIABLES));
+    add("Environment", variables);
+    if !files.is_empty() {
+        add("Files", owned(files));
     }
     add("Examples", owned(examples));
     sections
 }
 
-fn owned(rows: &[(&str, &str)]) -> Vec<(String, String)> {
-    let row = |(term, text): &(&str, &str)| ((*term).to_owned(), (*text).to_owned());
+fn owned(rows: &[Row]) -> Vec<(String, String)> {
+    let row = |(term, text): &Row| ((*term).to_owned(), (*text).to_owned());
     rows.iter().map(row).collect()
 }
 
 /// Returns the command line with the sections of `--help`. They are not in [`Cli`], because they take longer to build than the
 /// rest of it, and each start builds it.
 pub fn documented() -> Command {
-    Cli::command()
-        .after_long_help(of(""))
-        .mut_subcommands(|command| {
-            let text = of(command.get_name());
-            command.after_long_help(text)
-        })
+    with_sections(Cli::command(), "")
+}
+
+/// Adds the sections to a command with this name in [`COMMANDS`], and to the commands below it.
+fn with_sections(command: Command, name: &str) -> Command {
+    command.after_long_help(of(name)).mut_subcommands(|below| {
+        let full = match name {
+            "" => below.get_name().to_owned(),
+            name => format!("{name}-{}", below.get_name()),
+        };
+        with_sections(below, &full)
+    })
 }
 
 /// Returns the sections of a command as text.
@@ -470,17 +598,8 @@ mod tests {
     use crate::exit::Exit;
 
     #[test]
-    fn every_visible_command_has_examples_that_are_valid() {
-        let program = Cli::command();
-        let visible = program.get_subcommands().filter(|one| !one.is_hide_set());
-        for command in visible {
-            assert!(
-                !sections(command.get_name()).is_empty(),
-                "{}",
-                command.get_name()
-            );
-        }
-        for (_, examples, _) in COMMANDS {
+    fn examples_are_valid() {
+        for (_, examples, ..) in COMMANDS {
             for (line, _) in examples {
                 let (_, line) = line.split_once("gpu-bootstrap ").expect("our program");
                 let words = line

@@ -298,7 +298,7 @@ settings! {
     RdmaConfig {
         /// Kernel modules to load now and at every boot: `"efa"`, `"nvidia-peermem"`, `"gdrdrv"`, `"nvidia-fs"`. They are loaded
         /// in this order. `"nvidia-peermem"` is part of the driver packages, needs DOCA-OFED installed before the driver, and
-        /// must have the version of the driver. The others must be installed, because no repository with them is known. With
+        /// must have the version of the driver. The others must already be installed: gpu-bootstrap does not install them. With
         /// open driver modules on Linux 5.12 or later, most programs use DMA-BUF and need none of them.
         pub modules: Vec<RdmaModule> = Vec::new(),
     }

@@ -105,11 +105,10 @@ impl Report for EngineError {
             Self::RebootFirst { awaited, reboots } => Some(if awaited.automatic {
                 format!(
                     "the machine reboots automatically in a moment (reboot {reboots} of \
-                     {MOST_REBOOTS}); if it does not, run `gpu-bootstrap install --reboot`"
+                     {MOST_REBOOTS}); if it does not, run the same command with `--reboot`"
                 )
             } else {
-                "reboot, then run `gpu-bootstrap install` again, or let `--reboot` do both"
-                    .to_owned()
+                "reboot, then run the same command again, or let `--reboot` do both".to_owned()
             }),
         }
     }

@@ -276,6 +276,7 @@ impl Session {
             steps: jobs.iter().map(|job| job.report(done(job))).collect(),
             notes,
             reboot,
+            upgrade: self.tools.options.request.upgrade,
             seconds: self.tools.events.elapsed().as_secs_f64(),
             ..RunReport::new(Mode::Install, self.tools.events.run().to_owned(), exit)
         }

@@ -2,7 +2,10 @@
 
 use super::{Session, job::Job, result::RunReport, timing};
 use crate::{
-    config::desired::{Desired, Purpose},
+    config::{
+        choices::ImexMode,
+        desired::{Desired, Purpose},
+    },
     error::one_line,
     event::Outcome,
     exit::Exit,
@@ -12,6 +15,7 @@ use crate::{
     },
     state::{State, StateError},
     steps,
+    tools::imex,
 };
 
 impl Session {
@@ -30,7 +34,10 @@ impl Session {
         let state = self.inner.state();
         let desired = self.inner.wanted(&state).await?;
         match summary(&state, &desired, jobs, reboots).await {
-            Ok(node) => Some(node),
+            Ok(node) => Some(NodeSummary {
+                imex: self.imex(&desired, jobs).await,
+                ..node
+            }),
             Err(error) => {
                 let why = one_line(&error);
                 let note = format!("failed to read the state of the node after the run: {why}");
@@ -38,6 +45,20 @@ impl Session {
                 None
             }
         }
+    }
+
+    /// Returns the state of the IMEX daemon if `install` has configured it. A failed query is not an error of the run.
+    async fn imex(&self, desired: &Desired, jobs: &[Job]) -> Option<String> {
+        let runs = |job: &Job| job.id == steps::FABRIC_IMEX && job.succeeded();
+        if desired.settings.fabric.imex != ImexMode::Host || !jobs.iter().any(runs) {
+            return None;
+        }
+        let query = imex::state();
+        let answer = self.tools.host.reader().query(&query).await;
+        let output = answer.and_then(|output| output.success(query.cmd())).ok();
+        let state = output.and_then(|output| Some(output.stdout.lines().next()?.trim().to_owned()));
+        let state = state.filter(|state| !state.is_empty());
+        Some(state.unwrap_or_else(|| "no answer".to_owned()))
     }
 
     /// Returns the duration of the installation that this run completed.
@@ -101,6 +122,7 @@ async fn summary(
         gpus,
         validated,
         node,
+        imex: None,
         reboots,
         commands,
     })

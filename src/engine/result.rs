@@ -39,6 +39,8 @@ impl Mode {
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunReport {
     pub mode: Mode,
+    /// The command is `upgrade`, whose mode is [`Mode::Install`].
+    pub upgrade: bool,
     /// The run ID.
     pub run: String,
     /// The exit status.
@@ -67,6 +69,7 @@ impl RunReport {
     pub const fn new(mode: Mode, run: String, exit: Exit) -> Self {
         Self {
             mode,
+            upgrade: false,
             run,
             exit,
             steps: Vec::new(),

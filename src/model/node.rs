@@ -20,6 +20,10 @@ pub struct NodeSummary {
     pub validated: Option<String>,
     /// The name of the node in its cluster. `None` if the machine did not join a cluster.
     pub node: Option<String>,
+    /// The state of the IMEX daemon, such as `READY`, if `fabric.imex` is `host`. The other nodes of the domain may start later,
+    /// so the node is prepared in any state.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub imex: Option<String>,
     /// The number of reboots that `install` required.
     pub reboots: u32,
     /// Commands that use the node.

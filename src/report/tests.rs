@@ -552,15 +552,20 @@ fn failed_install_shows_causes_and_hint() {
         why: "nouveau is loaded".to_owned(),
         automatic: false,
     });
-    assert_eq!(
-        text(|to| human::troubles(to, &report, Style::default())),
-        "\n\
-         a reboot is needed: nouveau is loaded\n\
-         \n\
-         After the reboot, with the same options:\n\
-         \n    \
-         gpu-bootstrap install\n"
-    );
+    for (upgrade, command) in [(false, "install"), (true, "upgrade")] {
+        report.upgrade = upgrade;
+        assert_eq!(
+            text(|to| human::troubles(to, &report, Style::default())),
+            format!(
+                "\n\
+                 a reboot is needed: nouveau is loaded\n\
+                 \n\
+                 After the reboot, with the same options:\n\
+                 \n    \
+                 gpu-bootstrap {command}\n"
+            )
+        );
+    }
 }
 
 #[derive(Debug, thiserror::Error)]

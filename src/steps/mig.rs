@@ -4,6 +4,11 @@
 //! verifies the layout at each boot, before container runtimes and the kubelet start. If it fails, the unit fails: a node must not
 //! silently offer other devices than configured. The command line of the unit contains the resolved layout, so that a boot
 //! depends on neither settings nor the network.
+//!
+//! `nvidia-cdi-refresh.service` fails while a GPU in MIG mode has no instances. At boot, it starts after the unit: systemd also
+//! orders a start by its udev rule after a unit whose start is pending. During a run, its failure is ignored, and the step `cdi`
+//! restarts it after the instances were created, also at its start limit. AKS adds `SuccessExitStatus=1 2 127` to the unit
+//! (Azure/AgentBaker pull request 9150). This is not required here, and would hide other failures of `nvidia-ctk`.
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -1,6 +1,8 @@
 //! `rdma.modules`: kernel modules for RDMA with GPU memory are loaded now and at every boot. `nvidia-peermem` is part of the driver
-//! packages. No repository is known that contains the others for a supported system, so they must be installed: the step loads
-//! them in the right order, and compares the version of `nvidia-peermem` with the driver.
+//! packages. The others must be installed by the administrator: the step loads them in the right order, and compares the version
+//! of `nvidia-peermem` with the driver. Only Debian is known to have one of them, `nvidia-fs-dkms` (2.13.5 in Debian 12,
+//! `non-free`, source package `nvidia-cuda-toolkit`). It depends on Debian's driver packages, which are older than NVIDIA's, so
+//! no step installs it.
 //!
 //! Sources: NVIDIA driver README, "GPUDirect RDMA Peer Memory Client" (`nvidia-peermem` needs an RDMA stack with peer memory,
 //! which must be installed before the driver; DMA-BUF is the alternative); NVIDIA/nccl issue 1939 (a loaded module that is not
@@ -177,7 +179,7 @@ fn decide(state: &RdmaState, desired: &Desired, facts: &Facts) -> Assessment {
         return Assessment::blocked(
             format!("`{}` does not exist for the running kernel", module.name()),
             format!(
-                "install it, because no repository with it is known for this system: {}; or remove it from `rdma.modules`",
+                "install it, because gpu-bootstrap does not: {}; or remove it from `rdma.modules`",
                 origin(*module)
             ),
         );

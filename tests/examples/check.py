@@ -5,6 +5,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 import hcl2
 import jsonschema
@@ -31,11 +32,16 @@ def nomad(path):
         assert needed in job, needed
 
 
+def module_directory(path):
+    """The directory of a Go module, from the output of `go mod download -json`."""
+    return pathlib.Path(json.loads(pathlib.Path(path).read_text(encoding="utf-8"))["Dir"])
+
+
 class Schema:
     """The API schema of Kubernetes, as JSON schemas that reject unknown fields."""
 
-    def __init__(self, directory):
-        swagger = json.loads((pathlib.Path(directory) / "api/openapi-spec/swagger.json").read_text(encoding="utf-8"))
+    def __init__(self, module):
+        swagger = json.loads((module_directory(module) / "api/openapi-spec/swagger.json").read_text(encoding="utf-8"))
         self.definitions = {name: self.strict(one) for name, one in swagger["definitions"].items()}
         self.kinds = {}
         for name, one in swagger["definitions"].items():
@@ -44,6 +50,17 @@ class Schema:
                 self.kinds[f"{group}{kind['version']}", kind["kind"]] = name
         quantity = "io.k8s.apimachinery.pkg.api.resource.Quantity"
         self.definitions[quantity] = {"type": ["string", "number"]}
+
+    def add_custom(self, directory):
+        """Adds the custom resource definitions in a directory."""
+        for path in directory.glob("*.yaml"):
+            spec = yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]
+            for version in spec["versions"]:
+                one = self.strict(version["schema"]["openAPIV3Schema"])
+                one["properties"]["metadata"] = {"$ref": "#/definitions/io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"}
+                name = f"{spec['group']}.{version['name']}.{spec['names']['kind']}"
+                self.definitions[name] = one
+                self.kinds[f"{spec['group']}/{version['name']}", spec["names"]["kind"]] = name
 
     def strict(self, one):
         if isinstance(one, list):
@@ -61,6 +78,13 @@ class Schema:
         name = self.kinds[item["apiVersion"], item["kind"]]
         schema = {"$ref": f"#/definitions/{name}", "definitions": self.definitions}
         jsonschema.Draft7Validator(schema).validate(item)
+
+    def refuse(self, item):
+        try:
+            self.check(item)
+        except jsonschema.ValidationError:
+            return
+        raise AssertionError(f"an unknown field was accepted: {item}")
 
 
 def helm(path, *options):
@@ -88,18 +112,13 @@ def chart(path, digest, module):
     assert default.returncode == 0, default.stderr
     assert by_kind(default.stdout) == expected, default.stdout
 
-    schema = Schema(json.loads(pathlib.Path(module).read_text(encoding="utf-8"))["Dir"])
+    schema = Schema(module)
     for one in expected.values():
         schema.check(one)
     # The check rejects unknown fields.
     wrong = json.loads(json.dumps(expected["DaemonSet"]))
     wrong["spec"]["template"]["spec"]["unknown"] = True
-    try:
-        schema.check(wrong)
-    except jsonschema.ValidationError:
-        pass
-    else:
-        raise AssertionError("an unknown field was accepted")
+    schema.refuse(wrong)
 
     # Other values, in another namespace.
     settings = '[cluster]\njoin = "managed"\nkubeconfig-file = "/etc/gpu-bootstrap/cluster.kubeconfig"\n'
@@ -150,4 +169,42 @@ def chart(path, digest, module):
         assert message.split(".")[-1] in refused.stderr, refused.stderr
 
 
-{"old-packer": old_packer, "nomad": nomad, "chart": chart}[sys.argv[1]](*sys.argv[2:])
+# The settings for each way to share GPUs, and a kind or a resource that only their files contain.
+SHARING = {
+    "": "nvidia.com/gpu: 8",
+    'sharing = { method = "time-slicing", replicas = 4, rename = true }': "nvidia.com/gpu.shared",
+    'sharing = { method = "mps", replicas = 4 }': "nvidia-mps-control-daemon",
+    'cluster.mig-strategy = "single"\nmig.layout = "all-1g.10gb"': "migStrategy: single",
+    'cluster.mig-strategy = "mixed"\nmig.layout = "all-balanced"': "nvidia.com/mig-1g.10gb",
+}
+# These objects have no schema here: the module of Volcano is not on the Go module proxy.
+WITHOUT_SCHEMA = {("scheduling.volcano.sh/v1beta1", "Queue")}
+
+
+def manifests(program, kubernetes, kueue):
+    schema = Schema(kubernetes)
+    schema.add_custom(module_directory(kueue) / "config/components/crd/bases")
+    for settings, contained in SHARING.items():
+        with tempfile.TemporaryDirectory() as directory:
+            directory = pathlib.Path(directory)
+            (directory / "settings.toml").write_text(f'cluster.join = "managed"\n{settings}\n', encoding="utf-8")
+            command = [program, "manifests", "--out", "out", "--config", "settings.toml"]
+            command += ["--os", "ubuntu-24.04", "--gpu", "p5.48xlarge"]
+            written = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+            assert written.returncode == 0, written.stderr
+            texts = [path.read_text(encoding="utf-8") for path in sorted((directory / "out").rglob("*.yaml"))]
+        assert any(contained in text for text in texts), settings
+        items = [one for text in texts for one in yaml.safe_load_all(text)]
+        checked = [one for one in items if (one["apiVersion"], one["kind"]) not in WITHOUT_SCHEMA]
+        for one in checked:
+            schema.check(one)
+            # An unknown field of the object, and of its specification.
+            schema.refuse(one | {"unknown": True})
+            if "spec" in one:
+                schema.refuse(one | {"spec": one["spec"] | {"unknown": True}})
+        assert {one["kind"] for one in checked} > {"DaemonSet", "ResourceQuota", "ClusterQueue", "Pod"}, settings
+        assert len(items) - len(checked) == len(WITHOUT_SCHEMA), settings
+        print(f"{len(checked)} objects are valid, {len(WITHOUT_SCHEMA)} without a schema: {' '.join(settings.split()) or 'default'}")
+
+
+{"old-packer": old_packer, "nomad": nomad, "chart": chart, "manifests": manifests}[sys.argv[1]](*sys.argv[2:])

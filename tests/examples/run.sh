@@ -1,18 +1,26 @@
 #!/bin/sh
-# Tests the files in examples/, the Helm chart, the container image and the workflows with the programs that read them:
-# tests/examples/run.sh.
+# Tests the files in examples/, the Helm chart, the manifests, the packages, the container image and the workflows with the programs
+# that read them: tests/examples/run.sh [PROGRAM]. Without PROGRAM, compiles gpu-bootstrap.
 #
 # ansible-lint and ansible-playbook read the role, OpenTofu the Terraform module and its tests, Packer the template, slurmd its
 # configuration, ShellCheck the script, Helm the chart, crane the image, and actionlint and zizmor the workflows. The dashboard is
-# validated with the schema of Grafana; tests/readers tests its queries and the alert rules in Prometheus. The objects of the chart
-# are compared with the manifest, and with the API schema of Kubernetes. For Nomad, only the HCL syntax is tested: no package registry
-# has its validator.
+# validated with the schema of Grafana; tests/readers tests its queries and the alert rules in Prometheus. The objects of the
+# chart are compared with the manifest. They and the objects of `gpu-bootstrap manifests` are validated with the API schema of
+# Kubernetes and of Kueue. lintian and rpmlint check the packages. The queue of Volcano is not validated, because the Go module
+# proxy does not have its module. For Nomad, only the HCL syntax is tested: no package registry has its validator.
 #
 # Requires Debian or Ubuntu, Python 3.11 to 3.13 with venv, and Go 1.21 or newer. The tools are installed in target/examples, in
-# fixed versions, from PyPI (requirements.txt) and as Go modules, which Go verifies with its checksum database. Packer and slurmd
-# have the version of this distribution. If a tool cannot be installed, the test fails.
+# fixed versions, from PyPI (requirements.txt) and as Go modules, which Go verifies with its checksum database. Packer, slurmd,
+# lintian and rpmlint have the version of this distribution. If a tool cannot be installed, the test fails.
 set -eu
+if [ $# -gt 0 ]; then
+    program=$(realpath -- "$1")
+fi
 cd "$(dirname "$0")/../.."
+if [ $# -eq 0 ]; then
+    cargo build --locked --quiet
+    program=$(realpath -- "${CARGO_TARGET_DIR:-target}/debug/gpu-bootstrap")
+fi
 tools=target/examples
 mkdir -p "$tools"
 tools=$(cd "$tools" && pwd)
@@ -35,14 +43,16 @@ if ! cmp -s tests/examples/run.sh "$tools/run.sh" || ! cmp -s tests/examples/req
     (
         cd "$tools/download"
         # Only unpack these packages, because slurmd starts when it is installed.
-        apt-get -q download packer slurmd slurm-wlm-basic-plugins libhwloc15
+        required=$(apt-get -qs --no-install-recommends install lintian rpmlint cpio | sed -n 's/^Inst \([^ ]*\) .*/\1/p')
+        # shellcheck disable=SC2086 # A list of packages.
+        apt-get -q download packer slurmd slurm-wlm-basic-plugins libhwloc15 $required
         for package in *.deb; do
             dpkg-deb -x "$package" "$tools/root"
         done
     )
     cp tests/examples/run.sh tests/examples/requirements.txt "$tools"
 fi
-PATH=$tools/bin:$tools/python/bin:$tools/root/usr/bin:$PATH
+PATH=$tools/bin:$tools/python/bin:$tools/root/usr/bin:$tools/root/bin:$PATH
 export PATH
 
 work=$(mktemp -d)
@@ -148,6 +158,26 @@ helm lint --strict --set image.repository=registry.example.com/gpu-bootstrap "$w
 version=$(sed -n 's/^.*k8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' tests/vm/kubernetes/go.mod | head -n 1)
 (cd / && go mod download -json "k8s.io/kubernetes@$version") >"$work/kubernetes.json"
 python3 tests/examples/check.py chart "$work/chart.tgz" "$digest" "$work/kubernetes.json"
+
+step "Manifests"
+(cd / && go mod download -json sigs.k8s.io/kueue@v0.17.0) >"$work/kueue.json"
+python3 tests/examples/check.py manifests "$program" "$work/kubernetes.json" "$work/kueue.json"
+
+step "Packages"
+mkdir "$work/packages"
+strip -o "$work/packages/gpu-bootstrap" "$program"
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
+archive=$work/packages/gpu-bootstrap-$version-linux-$(uname -m).tar.gz
+release/archive.sh "$work/packages/gpu-bootstrap" "$archive"
+PATH=$(release/tools.sh)/bin:$PATH PACKAGE_COMPRESSION=gzip release/package.sh "$archive"
+# Runs a program of an unpacked package with its libraries.
+unpacked() {
+    PERL5LIB=$tools/root/usr/share/perl5$(find "$tools/root/usr/lib" -path '*/perl5/5.*' -prune -printf ':%p') \
+        PYTHONPATH=$tools/root/usr/lib/python3/dist-packages \
+        LD_LIBRARY_PATH=$(find "$tools/root/usr/lib" -name '*-linux-gnu' -prune -printf '%p:') "$@"
+}
+unpacked lintian --no-cfg --allow-root --fail-on error,warning "$work"/packages/*.deb
+unpacked rpmlint --strict --config release/rpmlint.toml "$work"/packages/*.rpm
 
 step "Scripts of the test harness"
 shellcheck tests/vm/runner/files/*.sh

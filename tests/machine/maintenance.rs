@@ -300,6 +300,11 @@ fn install_after_a_manual_reboot_returns_the_machine() {
     let options = [&AFTER[..6], &commands].concat();
     let ran = run(&machine, "upgrade", &options);
     assert_eq!(ran.exit, 8, "{}", told(&ran));
+    assert!(
+        ran.err.contains("\n    gpu-bootstrap upgrade\n"),
+        "{}",
+        ran.err
+    );
     assert_eq!(calls(&ran), ["lock acquire", "leave"]);
     machine.reboot();
     let ran = run(&machine, "install", &options);

@@ -36,6 +36,15 @@ START = {
 COMMANDS = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"], "fish": ["fish", "--no-config", "--command"]}
 
 
+def commands(*parents):
+    """The words of each visible command: the program, its commands, and the commands below them."""
+    shown = subprocess.run([program, *parents, "--help"], capture_output=True, text=True, check=True, timeout=DEADLINE).stdout
+    _, _, listed = shown.partition("\nCommands:\n")
+    names = re.findall(r"^  ([a-z][a-z-]*)(?:  |$)", listed.split("\n\n")[0], re.MULTILINE)
+    below = [words for name in names if name != "help" for words in commands(*parents, name)]
+    return [list(parents), *below]
+
+
 def found(shell):
     """The path of a shell."""
     path = shutil.which(shell)
@@ -95,6 +104,10 @@ def candidates(script, lines):
         listed.append(line.rpartition(" ")[0] + " " + (words[0] if len(words) == 1 else line.rpartition(" ")[2]))
     return listed
 
+
+# After each command, its options are completed.
+LINES |= {" ".join(["gpu-bootstrap", *words, "--h"]): "--help" for words in commands()}
+assert {"gpu-bootstrap --h", "gpu-bootstrap lock --h", "gpu-bootstrap bundle verify --h"} < set(LINES), LINES
 
 with tempfile.TemporaryDirectory() as directory:
     for shell in ("bash", "zsh", "fish"):

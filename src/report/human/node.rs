@@ -1,8 +1,11 @@
 //! A prepared node: its driver, packages, GPUs and name.
 
-use crate::model::{
-    node::{NodePart, NodeSummary},
-    text::counted,
+use crate::{
+    model::{
+        node::{NodePart, NodeSummary},
+        text::counted,
+    },
+    tools::imex,
 };
 
 /// Returns a label and a text for each line. The longest label is `toolkit`.
@@ -46,6 +49,15 @@ pub(in crate::report) fn rows(node: &NodeSummary) -> Vec<(&'static str, String)>
     }
     if let Some(name) = &node.node {
         rows.push(("node", format!("{name}, in the cluster")));
+    }
+    if let Some(state) = &node.imex {
+        let text = match imex::is_ready(state) {
+            true => state.clone(),
+            false => format!(
+                "{state}, not READY yet: `nvidia-imex-ctl -N` lists the nodes of the domain"
+            ),
+        };
+        rows.push(("IMEX", text));
     }
     if node.reboots > 0 {
         let reboots = counted(node.reboots, "reboot");
@@ -94,6 +106,7 @@ mod tests {
             gpus: vec!["H100 SXM5 80GB".to_owned(); 2],
             validated: Some("in a container of docker".to_owned()),
             node: Some("gpu-1".to_owned()),
+            imex: Some("UNAVAILABLE".to_owned()),
             reboots: 1,
             commands: Vec::new(),
         };
@@ -108,6 +121,7 @@ mod tests {
                 "toolkit: nvidia-container-toolkit 1-1, not held",
                 "GPUs: 2 x H100 SXM5 80GB, each computed in a container of docker",
                 "node: gpu-1, in the cluster",
+                "IMEX: UNAVAILABLE, not READY yet: `nvidia-imex-ctl -N` lists the nodes of the domain",
                 "reboots: 1 reboot during the installation",
             ]
         );

@@ -167,6 +167,15 @@ fn done(changed: &str, summary: &Summary) -> String {
     }
 }
 
+/// The command that continues the run.
+const fn command(report: &RunReport) -> &'static str {
+    match report.mode {
+        Mode::Uninstall => "gpu-bootstrap uninstall",
+        _ if report.upgrade => "gpu-bootstrap upgrade",
+        _ => "gpu-bootstrap install",
+    }
+}
+
 /// The problems of an unsuccessful `install` or `uninstall`: each failure with its causes
 /// and its hint, and a required reboot. For standard error.
 ///
@@ -216,17 +225,17 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
         (Some(reboot), _) => {
             say(to, &format!("a reboot is needed: {}", reboot.why))?;
             let text = "After the reboot, with the same options:";
-            next_step(to, text, "gpu-bootstrap install", style)?;
+            next_step(to, text, command(report), style)?;
         }
         (None, Exit::Partial) => {
-            let (options, command) = match report.mode {
-                Mode::Uninstall => ("", "gpu-bootstrap uninstall"),
-                _ => (", with the same options", "gpu-bootstrap install"),
+            let options = match report.mode {
+                Mode::Uninstall => "",
+                _ => ", with the same options",
             };
             let text = format!(
                 "The remaining changes stay recorded. When the problem is solved{options}:"
             );
-            next_step(to, &text, command, style)?;
+            next_step(to, &text, command(report), style)?;
         }
         (None, Exit::Interrupted | Exit::Terminated) => say(
             to,
