@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     change::packages::{
-        LOCK_REMEDY,
+        DIGEST_REMEDY, LOCK_REMEDY, REPLACED_FILES,
         repository::{KEY_LIMIT, Keyring, evaluate, has_accepted_key},
     },
     config::desired::Prebuilt,
@@ -54,6 +54,8 @@ pub struct Recipe<'a> {
     pub lock: &'a str,
     /// Names and versions of all packages.
     pub packages: &'a BTreeMap<String, String>,
+    /// The SHA-256 of packages in the lock file, by name.
+    pub digests: &'a BTreeMap<String, String>,
     /// The repositories whose keys a run downloads.
     pub repositories: &'a [Repository],
     /// Prebuilt kernel modules, if they are configured.
@@ -271,7 +273,7 @@ impl Creation<'_> {
             output.push('\n');
             failures.extend(ran.success(&cmd).err());
         }
-        let located = (self.mirrors).located(&output, &self.state, repositories);
+        let mut located = (self.mirrors).located(&output, &self.state, repositories);
         let missing: Vec<String> = (packages.iter())
             .filter(|(name, version)| {
                 !located.iter().any(|one| {
@@ -282,6 +284,7 @@ impl Creation<'_> {
             .map(|(name, version)| format!("{name} {version}"))
             .collect();
         if missing.is_empty() {
+            self.check_digests(&mut located)?;
             return Ok(located);
         }
         let said: Vec<String> = failures.iter().map(ToString::to_string).collect();
@@ -298,6 +301,36 @@ impl Creation<'_> {
         Err(ChangeError::blocked("bundle-incomplete", what)
             .telling((!said.is_empty()).then(|| said.join("\n")))
             .advice(LOCK_REMEDY))
+    }
+
+    /// Rejects packages with another SHA-256 than in the lock file. If the lists contain none, it is verified after the download.
+    fn check_digests(&self, located: &mut [ListedPackage]) -> Result<(), ChangeError> {
+        let mut replaced = Vec::new();
+        for package in located {
+            // A package of several architectures has several digests.
+            let locked: BTreeSet<&String> = (self.recipe.packages.iter())
+                .filter(|(id, _)| self.backend.bare_name(id) == package.name)
+                .filter(|(_, version)| self.backend.compare(version, &package.version).is_eq())
+                .filter_map(|(id, _)| self.recipe.digests.get(id))
+                .collect();
+            match &package.download.sha256 {
+                Some(listed) if !locked.is_empty() && !locked.contains(listed) => {
+                    replaced.push(format!("{} {}", package.name, package.version));
+                }
+                None if locked.len() == 1 => {
+                    package.download.sha256 = locked.first().map(|one| (*one).clone());
+                }
+                _ => {}
+            }
+        }
+        if replaced.is_empty() {
+            return Ok(());
+        }
+        let what = format!(
+            "create the bundle: {REPLACED_FILES} {}, so they have another SHA-256 than in the lock file",
+            replaced.join(", ")
+        );
+        Err(ChangeError::blocked("bundle-incomplete", what).advice(DIGEST_REMEDY))
     }
 
     /// Fails before the download if there is not enough space.
@@ -360,7 +393,9 @@ impl Creation<'_> {
         let copied = self.files.copy(from, &self.recipe.out.join(to), 0o644)?;
         let content = copied.ok_or_else(|| failed("was not downloaded"))?;
         if sha256_expected.is_some_and(|expected| *expected != content.sha256) {
-            return Err(failed("has another SHA-256 than its repository lists"));
+            return Err(failed(
+                "has another SHA-256 than its repository lists or the lock file contains",
+            ));
         }
         self.manifest.files.insert(to.to_owned(), content.into());
         Ok(())

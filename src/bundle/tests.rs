@@ -1,7 +1,12 @@
-use std::io;
+use std::{collections::BTreeMap, io};
 
-use super::{create::Recipe, *};
+use super::{
+    create::{PrebuiltModules, Recipe},
+    *,
+};
 use crate::{
+    compat::identity::Flavor,
+    config::desired::Prebuilt,
     host::{
         Cmd, HttpError, Output,
         fake::{self, FakeFiles, Fakes, Mutation, failed, ok},
@@ -10,9 +15,11 @@ use crate::{
         packages::{Repository, Signed},
         text::reads_any_text,
     },
+    modules::archive,
     tools::{
         openpgp,
         packages::{Manager, Settings, mirrors::Mirror},
+        prebuilt::{BuildTarget, PrivateKey, SIGNATURE, keys::PRIVATE},
     },
 };
 
@@ -444,20 +451,129 @@ async fn created_saying(
     repository: Repository,
     say: &mut (dyn FnMut(&str) + Send),
 ) -> Result<create::CreatedBundle, ChangeError> {
-    let packages = packages.iter();
-    let packages = packages.map(|(name, version)| ((*name).to_owned(), (*version).to_owned()));
-    let recipe = Recipe {
+    let packages = by_name(packages);
+    create::create(
+        host,
+        &recipe(&packages, &BTreeMap::new(), &[repository]),
+        say,
+    )
+    .await
+}
+
+fn by_name(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    let pairs = pairs.iter();
+    pairs
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect()
+}
+
+fn recipe<'a>(
+    packages: &'a BTreeMap<String, String>,
+    digests: &'a BTreeMap<String, String>,
+    repositories: &'a [Repository],
+) -> Recipe<'a> {
+    Recipe {
         out: DIRECTORY.into(),
         manager: Manager::Apt,
         settings: Settings::behind_a_proxy(),
         system: manifest().system,
         lock: "lock = 1\n",
-        packages: &packages.collect(),
-        repositories: &[repository],
+        packages,
+        digests,
+        repositories,
         modules: None,
         program: "/usr/bin/gpu-bootstrap".into(),
+    }
+}
+
+#[tokio::test]
+async fn package_with_another_digest_than_in_the_lock_is_rejected() {
+    let packages = by_name(&[("runc", "1.1.5+ds1-1")]);
+    let listed = sha256(PACKAGE.as_bytes());
+    for (locked, is_rejected) in [(&*"0".repeat(64), true), (&*listed, false)] {
+        let (host, fakes) = fake::host();
+        downloads(&fakes);
+        fakes.files.put("/usr/bin/gpu-bootstrap", "program");
+        let digests = by_name(&[("runc", locked)]);
+        let created = create::create(&host, &recipe(&packages, &digests, &[]), &mut |_| {}).await;
+        assert_eq!(created.is_err(), is_rejected, "{created:?}");
+        if let Err(error) = created {
+            assert_eq!(error.reason, "bundle-incomplete", "{error}");
+            let said = "has replaced the files of runc 1.1.5+ds1-1";
+            assert!(error.what.contains(said), "{error}");
+            assert_eq!(host.files.list(DIRECTORY.into()).unwrap(), [""; 0]);
+        }
+    }
+}
+
+/// The first source has no modules for the kernel.
+#[tokio::test]
+async fn prebuilt_modules_are_copied_with_their_signature() {
+    let target = BuildTarget {
+        distribution: "debian".to_owned(),
+        kernel: "6.1.0-44-amd64".parse().unwrap(),
+        architecture: "x86_64".to_owned(),
+        driver: "580.178.04".parse().unwrap(),
+        flavor: Flavor::Open,
     };
-    create::create(host, &recipe, say).await
+    let name = target.archive();
+    let packages = by_name(&[("runc", "1.1.5+ds1-1")]);
+    for (sources, is_found) in [
+        (
+            &["https://a.example.org", "https://b.example.org/"][..],
+            true,
+        ),
+        (&["https://a.example.org"], false),
+    ] {
+        let (host, fakes) = fake::host();
+        downloads(&fakes);
+        fakes.files.put("/usr/bin/gpu-bootstrap", "program");
+        let key = PrivateKey::read(PRIVATE).unwrap();
+        let signature = key.sign(b"modules", &name, jiff::Timestamp::UNIX_EPOCH);
+        let url = format!("https://b.example.org/{name}");
+        fakes.http.serve(&url, "modules");
+        fakes
+            .http
+            .serve(&format!("{url}{SIGNATURE}"), signature.clone());
+        let prebuilt = Prebuilt {
+            sources: sources.iter().map(|&source| source.to_owned()).collect(),
+            public_keys: vec![key.public()],
+            not_before: None,
+        };
+        let digests = BTreeMap::new();
+        let recipe = Recipe {
+            modules: Some(PrebuiltModules {
+                prebuilt: &prebuilt,
+                target: target.clone(),
+            }),
+            ..recipe(&packages, &digests, &[])
+        };
+        let mut said = Vec::new();
+        let mut say = |line: &str| said.push(line.to_owned());
+        create::create(&host, &recipe, &mut say).await.unwrap();
+        let opened = open(&host).unwrap();
+        assert_eq!(opened.verify(&*host.files).unwrap(), [""; 0]);
+        let path = format!("modules/{name}");
+        let has = |path: &str| opened.manifest().files.contains_key(Utf8Path::new(path));
+        assert_eq!(has(&path), is_found);
+        let lacks = said
+            .iter()
+            .find(|line| line.contains("no prebuilt modules"));
+        assert_eq!(lacks.is_none(), is_found, "{said:?}");
+        match lacks {
+            None => {
+                let text = |path: &str| fakes.files.text(&format!("{DIRECTORY}/{path}"));
+                assert_eq!(text(&path), "modules");
+                assert_eq!(text(&format!("{path}{SIGNATURE}")), signature);
+                assert!(has(&format!("{path}{SIGNATURE}")));
+                // The directory is a source for the nodes.
+                let directory = format!("{DIRECTORY}/modules");
+                let found = archive(&host, &directory, &name, &prebuilt.trust()).await;
+                assert_eq!(found.unwrap().0, b"modules");
+            }
+            Some(line) => assert!(line.contains("https://a.example.org: "), "{line}"),
+        }
+    }
 }
 
 #[tokio::test]

@@ -197,7 +197,7 @@ pub struct TargetArgs {
     /// Single setting, for example `driver.branch=580`; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Lock file of `gpu-bootstrap lock`: exactly these package versions, including dependencies
+    /// Lock file of `gpu-bootstrap lock`: exactly these package versions and digests, including dependencies
     #[arg(long, value_name = "FILE")]
     pub lock: Option<Utf8PathBuf>,
 }

@@ -98,6 +98,7 @@ async fn create(
         },
         lock: &text,
         packages: &packages,
+        digests: &lock.digests,
         repositories: &desired.repositories,
         modules: modules(&lock, desired)?,
         program: &env.exe,

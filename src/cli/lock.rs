@@ -25,7 +25,7 @@ use crate::{
     },
     journal::Request,
     modules::is_dkms_package,
-    tools::packages::Package,
+    tools::packages::{Package, mirrors::by_package},
 };
 
 pub(super) async fn run(
@@ -82,6 +82,17 @@ pub(super) async fn run(
     });
     let packages = selected(packages, desired, before.as_ref());
     let mut lock = Lock::new(made_by(host, env)?, system, driver, packages);
+    let listed = listed_digests(target.host(), desired, &lock).await?;
+    let lacking = add_digests(&mut lock, &listed, before.as_ref());
+    if !lacking.is_empty() {
+        let commands = desired.packages.manager.backend().commands();
+        console.note(&format!(
+            "no package list contains one SHA-256 of {}, so the lock file contains only their versions; if a source still has them, \
+             run `{}` and create the lock file again",
+            lacking.join(", "),
+            commands.refresh
+        ));
+    }
     lock.repositories = (desired.repositories.iter())
         .filter(|repository| !repository.fingerprints.is_empty())
         .map(|repository| (repository.name.clone(), repository.fingerprints.clone()))
@@ -185,6 +196,57 @@ fn selected(
     let (selected, dependencies) = (packages.into_iter())
         .partition(|(name, _)| names.contains(name.as_str()) && !is_dependency(name));
     [selected, dependencies]
+}
+
+/// Returns the digests of the locked packages in the package lists of the machine.
+async fn listed_digests(
+    host: &Host,
+    desired: &Desired,
+    lock: &Lock,
+) -> Result<BTreeMap<String, BTreeSet<String>>, Failure> {
+    let backend = desired.packages.manager.backend();
+    let Some(mirrors) = backend.mirrors() else {
+        return Ok(BTreeMap::new());
+    };
+    let packages: Vec<(String, String)> = (lock.all())
+        .map(|(name, version)| (name.clone(), version.clone()))
+        .collect();
+    const MESSAGE: &str = "failed to read the SHA-256 of packages";
+    let output = match mirrors.digests_query(&packages) {
+        Some(query) => {
+            let output = host.reader().query(&query).await;
+            let failed =
+                |error| Failure::caused(Exit::StepFailed, "unreadable", MESSAGE, error, None);
+            output.map_err(failed)?.stdout
+        }
+        None => String::new(),
+    };
+    let listed = mirrors.digests(&*host.files, &packages, &output);
+    let failed = |error| Failure::caused(Exit::StepFailed, "unreadable", MESSAGE, error, None);
+    Ok(by_package(backend, &packages, &listed.map_err(failed)?))
+}
+
+/// Adds the digests to a lock, and returns the packages without one. `before` is the lock with which the node was installed, in
+/// case the lists no longer contain its packages. If several digests are listed, the installed one is unknown.
+fn add_digests(
+    lock: &mut Lock,
+    listed: &BTreeMap<String, BTreeSet<String>>,
+    before: Option<&Lock>,
+) -> Vec<String> {
+    let (mut digests, mut lacking) = (BTreeMap::new(), Vec::new());
+    for (name, version) in lock.all() {
+        let is_same = |before: &&Lock| before.all().any(|one| one == (name, version));
+        let installed = (before.filter(is_same)).and_then(|before| before.digests.get(name));
+        let listed = listed.get(name).filter(|listed| listed.len() == 1);
+        match installed.or(listed.and_then(|listed| listed.first())) {
+            Some(digest) => {
+                digests.insert(name.clone(), digest.clone());
+            }
+            None => lacking.push(format!("{name} {version}")),
+        }
+    }
+    lock.digests = digests;
+    lacking
 }
 
 /// Whether a package name contains a kernel release such as `6.1.0-44`.
@@ -304,6 +366,39 @@ mod tests {
         let found = packages(&node, &desired(), &system, &database);
         let found: Vec<&str> = found.keys().map(String::as_str).collect();
         assert_eq!(found, ["docker.io", "linux-headers-6.1.0-44-amd64", "runc"]);
+    }
+
+    #[test]
+    fn package_without_a_listed_digest_is_reported() {
+        let map = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter();
+            let pairs = pairs.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            pairs.collect::<BTreeMap<_, _>>()
+        };
+        let lock = || {
+            let made_by = MadeBy {
+                gpu_bootstrap: "0.1.0".to_owned(),
+                matrix: "2026-11-20".to_owned(),
+                matrix_sha256: None,
+            };
+            let system = system(&debian()).unwrap_or_else(|failure| panic!("{failure:?}"));
+            let packages = map(&[("a", "1"), ("b", "1"), ("c", "1")]);
+            Lock::new(made_by, system, None, [packages, map(&[("d", "1")])])
+        };
+        let digests = |found: &[&str]| found.iter().map(|&one| one.to_owned()).collect();
+        let listed = [("a", digests(&["aa"])), ("b", digests(&["bb", "bc"]))];
+        let listed = listed
+            .map(|(name, digests)| (name.to_owned(), digests))
+            .into();
+        let mut new = lock();
+        assert_eq!(add_digests(&mut new, &listed, None), ["b 1", "c 1", "d 1"]);
+        assert_eq!(new.digests, map(&[("a", "aa")]));
+        // The lock file of the last run has the digests of packages that no source offers any longer.
+        let mut before = lock();
+        before.digests = map(&[("b", "bb"), ("c", "cc"), ("d", "dd")]);
+        before.packages.insert("c".to_owned(), "0".to_owned());
+        assert_eq!(add_digests(&mut new, &listed, Some(&before)), ["c 1"]);
+        assert_eq!(new.digests, map(&[("a", "aa"), ("b", "bb"), ("d", "dd")]));
     }
 
     #[test]

@@ -235,6 +235,9 @@ pub struct LockedPackages {
     pub digest: String,
     /// The only permitted version of each package.
     pub versions: BTreeMap<String, String>,
+    /// The only permitted SHA-256 of the packages, by name. A package without one may have any.
+    #[serde(skip)]
+    pub digests: BTreeMap<String, String>,
     /// Shell patterns for names of packages that may have any version, because they belong to another kernel than the lock
     /// file.
     pub free: Vec<String>,
@@ -269,6 +272,28 @@ impl LockedPackages {
                 && backend.compare(other, version).is_eq()
         };
         (self.bundled.as_ref()).is_some_and(|bundled| !bundled.iter().any(is_it))
+    }
+
+    /// Whether the SHA-256 of any of these packages is locked.
+    pub fn has_digests<'n>(&self, names: impl IntoIterator<Item = &'n str>) -> bool {
+        (names.into_iter()).any(|name| self.digests.contains_key(name))
+    }
+
+    /// Returns the packages that are offered only with another SHA-256 than the locked one, as text for messages. `offered` has
+    /// the digests by package ID. The digest of a package that it lacks is unknown.
+    pub fn replaced_files(&self, offered: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+        let short = |digest: &String| digest.get(..12).unwrap_or(digest).to_owned();
+        let replaced = |(name, found): (&String, &BTreeSet<String>)| {
+            let locked = self.digests.get(name)?;
+            let version = self.versions.get(name)?;
+            let is_other = !found.is_empty() && !found.contains(locked);
+            is_other.then(|| {
+                let found: Vec<String> = found.iter().map(short).collect();
+                let (found, locked) = (found.join(" or "), short(locked));
+                format!("{name} {version} (SHA-256 {found}… instead of {locked}…)")
+            })
+        };
+        offered.iter().filter_map(replaced).collect()
     }
 
     /// Returns the packages that the machine needs, with their locked versions. `is_installed` is called with names.

@@ -3,7 +3,8 @@
 //! driver like [`SettingSources::only_driver`](super::sources::SettingSources::only_driver), and pins the packages of the desired
 //! state. The versions of dependencies are in [`LockedPackages`], which the package transactions enforce.
 //!
-//! The file is TOML with one package per line, sorted by name, so that a diff shows the versions that have changed.
+//! The file is TOML with one package per line, sorted by name, so that a diff shows the versions that have changed. The SHA-256 of
+//! a package is that of its file in the package lists, which the vendor has signed. A line without one has only a version.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -44,6 +45,9 @@ const HEADER: &str = "\
 /// The limit of a package name or version in bytes.
 const LONGEST: usize = 255;
 
+/// Separates the version of a package from its digest.
+const SHA256: &str = " sha256:";
+
 /// A lock file.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -65,6 +69,9 @@ pub struct Lock {
     /// The versions of the packages that were installed with them.
     #[serde(default)]
     pub dependencies: BTreeMap<String, String>,
+    /// The SHA-256 of the packages in lower-case hex, by package name. In the file, it is part of the version.
+    #[serde(skip)]
+    pub digests: BTreeMap<String, String>,
 }
 
 /// The origin of a lock file.
@@ -158,6 +165,7 @@ impl Lock {
             repositories: BTreeMap::new(),
             packages,
             dependencies,
+            digests: BTreeMap::new(),
         }
     }
 
@@ -180,7 +188,15 @@ impl Lock {
             let hint = "specify a file of `gpu-bootstrap lock`, and use the version that wrote it, or a newer one";
             return Err(wrong((file, text), "lock", found, why, Some(hint)));
         }
-        let lock: Self = toml::from_str(text).map_err(|error| failed(&error))?;
+        let mut lock: Self = toml::from_str(text).map_err(|error| failed(&error))?;
+        for (name, value) in lock.packages.iter_mut().chain(&mut lock.dependencies) {
+            let parts = value.split_once(SHA256);
+            let parts = parts.map(|(version, digest)| (version.to_owned(), digest.to_owned()));
+            if let Some((version, digest)) = parts {
+                *value = version;
+                lock.digests.insert(name.clone(), digest);
+            }
+        }
         lock.check(file, text)?;
         Ok(lock)
     }
@@ -200,6 +216,13 @@ impl Lock {
             }
             if !is_word(version, "+-._:~^") {
                 return wrong(name, version, "the value is not a package version");
+            }
+        }
+        let is_hex = |c: char| matches!(c, '0'..='9' | 'a'..='f');
+        for (name, digest) in &self.digests {
+            if digest.len() != 64 || !digest.chars().all(is_hex) {
+                let why = "the digest is not `sha256:` and 64 lower-case hexadecimal digits";
+                return wrong(name, digest, why);
             }
         }
         for (image, digest) in &self.images {
@@ -266,13 +289,17 @@ impl Lock {
                 self.repositories.iter().map(list),
             );
         }
-        table(&mut text, "packages", self.packages.iter().map(pairs));
+        let package = |(name, version): (&'_ String, &'_ String)| {
+            let value = match self.digests.get(name) {
+                Some(digest) => string(&format!("{version}{SHA256}{digest}")),
+                None => string(version),
+            };
+            (name.clone(), Some(value))
+        };
+        table(&mut text, "packages", self.packages.iter().map(package));
         if !self.dependencies.is_empty() {
-            table(
-                &mut text,
-                "dependencies",
-                self.dependencies.iter().map(pairs),
-            );
+            let dependencies = self.dependencies.iter().map(package);
+            table(&mut text, "dependencies", dependencies);
         }
         text
     }
@@ -481,6 +508,7 @@ impl Lock {
             versions: (locked.into_iter())
                 .map(|(name, version)| (name.clone(), version.clone()))
                 .collect(),
+            digests: self.digests.clone(),
             free: (free.into_iter().map(|(name, _)| name.clone()))
                 .chain(here.iter().map(|release| format!("*{release}*")))
                 .chain(desired.hold.packages.iter().map(|spec| spec.name.clone()))
@@ -664,13 +692,13 @@ nvidia-cuda = ["1732C20F83E68D3F9A3866A67294E6455BBBA7EA"]
 [packages]
 "docker.io" = "20.10.24+dfsg1-1+deb12u1"
 "linux-headers-6.1.0-44-amd64" = "6.1.176-1"
-nvidia-container-toolkit = "1.20.0-1"
+nvidia-container-toolkit = "1.20.0-1 sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
 nvidia-container-toolkit-base = "1.20.0-1"
 nvidia-kernel-dkms = "535.261.03-1~deb12u1"
 nvidia-smi = "535.261.03-1~deb12u1"
 
 [dependencies]
-dkms = "3.0.10-8+deb12u1"
+dkms = "3.0.10-8+deb12u1 sha256:cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"
 "g++" = "4:12.2.0-3"
 libcuda1 = "535.261.03-1~deb12u1"
 "linux-kbuild-6.1" = "6.1.176-1"
@@ -684,6 +712,8 @@ nvidia-modprobe = "535.161.07-1~deb12u1"
     #[test]
     fn file_is_rendered_as_it_was_read() {
         assert_eq!(lock().render(), TEXT);
+        assert_eq!(lock().dependencies["dkms"], "3.0.10-8+deb12u1");
+        assert_eq!(lock().digests["dkms"], "c".repeat(64));
         let mut unsorted: Vec<&str> = TEXT.lines().collect();
         let last = unsorted.len() - 1;
         unsorted.swap(last, last - 3);

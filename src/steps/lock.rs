@@ -9,12 +9,12 @@ use super::{
 use crate::{
     change::{
         Lock,
-        packages::{BUNDLE_REMEDY, LOCK_REMEDY, repository},
+        packages::{BUNDLE_REMEDY, DIGEST_REMEDY, LOCK_REMEDY, REPLACED_FILES, repository},
     },
     config::desired::{Desired, LockedPackages, Manager, PackageSpec},
     state::{LockStatus, Ours, State, StateError},
     step::{Assessment, Cx, Step, StepError},
-    tools::packages::{AvailablePackage, Backend, Package},
+    tools::packages::{AvailablePackage, Backend, Package, mirrors::by_package},
 };
 
 /// The `packages.lock` step.
@@ -38,6 +38,8 @@ struct LockState {
     /// The packages that no source, or the bundle of the run, offers in their locked version, as `NAME VERSION`. Without a bundle,
     /// empty if a required repository is not configured yet. The package transaction then checks it.
     gone: Vec<String>,
+    /// The packages that the sources offer only with another SHA-256 than the locked one, as text for messages.
+    replaced: Vec<String>,
     /// The package lists were downloaded in this run.
     lists_are_new: bool,
 }
@@ -70,10 +72,12 @@ async fn detect(cx: &Cx<'_>, lock: &LockedPackages) -> Result<LockState, StepErr
         Some(_) => unbundled(backend, lock, &differs),
         None => offered_no_longer(cx, &differs).await?,
     };
+    let replaced = replaced_files(cx, lock, &differs).await?;
     Ok(LockState {
         installed,
         ours: cx.state.ours().clone(),
         gone,
+        replaced,
         lists_are_new: cx.state.lists_are_new(),
     })
 }
@@ -134,6 +138,31 @@ async fn gone(cx: &Cx<'_>, differs: &[&PackageSpec]) -> Result<Vec<String>, Step
         .collect())
 }
 
+/// Returns the packages that the sources offer only with another SHA-256 than the locked one.
+async fn replaced_files(
+    cx: &Cx<'_>,
+    lock: &LockedPackages,
+    differs: &[&PackageSpec],
+) -> Result<Vec<String>, StepError> {
+    let names = differs.iter().map(|spec| spec.name.as_str());
+    let backend = packages::backend(cx);
+    let Some(mirrors) = backend.mirrors().filter(|_| lock.has_digests(names)) else {
+        return Ok(Vec::new());
+    };
+    if !packages::has_lists(cx)? {
+        return Ok(Vec::new());
+    }
+    let differs: Vec<(String, String)> = (differs.iter())
+        .map(|spec| (spec.name.clone(), version(spec).to_owned()))
+        .collect();
+    let output = match mirrors.digests_query(&differs) {
+        Some(query) => cx.host.query(&query).await?.stdout,
+        None => String::new(),
+    };
+    let listed = mirrors.digests(cx.host.files(), &differs, &output)?;
+    Ok(lock.replaced_files(&by_package(backend, &differs, &listed)))
+}
+
 /// Returns the locked packages that the machine needs.
 fn needed(lock: &LockedPackages, installed: &InstalledPackages) -> Vec<PackageSpec> {
     let is_there = |name: &str| {
@@ -172,13 +201,20 @@ fn decide(state: &LockState, lock: &LockedPackages, manager: Manager) -> Assessm
         let why = format!("{why}; the bundle lacks {}", state.gone.join(", "));
         return Assessment::blocked(why, BUNDLE_REMEDY);
     }
-    if !state.gone.is_empty() {
-        let why = format!("{why}; no source offers {}", state.gone.join(", "));
-        let hint = LOCK_REMEDY.to_owned();
-        return match state.lists_are_new {
+    let blocked = |why: String, hint: &str| {
+        let hint = hint.to_owned();
+        match state.lists_are_new {
             true => Assessment::Blocked { why, hint },
             false => Assessment::BlockedByOldLists { why, hint },
-        };
+        }
+    };
+    if !state.replaced.is_empty() {
+        let replaced = state.replaced.join(", ");
+        return blocked(format!("{why}; {REPLACED_FILES} {replaced}"), DIGEST_REMEDY);
+    }
+    if !state.gone.is_empty() {
+        let why = format!("{why}; no source offers {}", state.gone.join(", "));
+        return blocked(why, LOCK_REMEDY);
     }
     let replaced = outdated(manager, &specs, &state.installed, &state.ours);
     let newer = newer(manager, &specs, &state.installed, &replaced);
@@ -314,6 +350,7 @@ mod tests {
                 ..Ours::default()
             },
             gone: strings(gone),
+            replaced: Vec::new(),
             lists_are_new: true,
         };
         decide(&state, &lock(), Manager::Apt)
@@ -399,6 +436,38 @@ mod tests {
             "{why}"
         );
         assert!(hint.contains("bundle create"), "{hint}");
+    }
+
+    #[test]
+    fn package_with_another_digest_blocks_the_run() {
+        let offered = |digests: &[&str]| {
+            let digests = digests.iter().map(|digest| digest.repeat(64)).collect();
+            [("runc".to_owned(), digests)].into()
+        };
+        let mut lock = lock();
+        assert!(!lock.has_digests(["runc"]));
+        lock.digests.insert("runc".to_owned(), "a".repeat(64));
+        assert!(lock.has_digests(["tini", "runc"]));
+        for same in [&["a"][..], &["b", "a"], &[]] {
+            assert_eq!(lock.replaced_files(&offered(same)), [""; 0]);
+        }
+        let replaced = lock.replaced_files(&offered(&["b"]));
+        assert_eq!(
+            replaced,
+            ["runc 1.1.5 (SHA-256 bbbbbbbbbbbb… instead of aaaaaaaaaaaa…)"]
+        );
+        let state = LockState {
+            replaced,
+            ..LockState::default()
+        };
+        let answer = decide(&state, &lock, Manager::Apt);
+        let Assessment::BlockedByOldLists { why, .. } = &answer else {
+            panic!("{answer:?}");
+        };
+        assert!(
+            why.contains("has replaced the files of runc 1.1.5"),
+            "{why}"
+        );
     }
 
     #[test]

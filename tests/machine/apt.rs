@@ -8,13 +8,14 @@ use gpu_bootstrap::host::{
 };
 
 use crate::{
-    apt_messages::{Transaction, addresses, tell},
+    apt_messages::{Transaction, addresses, downloads, tell},
     archive::{Package, candidate, offers, version},
     dpkg::{self, Entry},
     state::State,
 };
 
-const OPTIONS: [&str; 12] = [
+const OPTIONS: [&str; 13] = [
+    "Acquire::ForceHash=SHA256",
     "DPkg::Lock::Timeout=",
     "Dpkg::Use-Pty=0",
     "Acquire::Retries=",
@@ -128,6 +129,9 @@ pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output
     }
     if line.verb == "update" {
         return Ok(update(files, state));
+    }
+    if line.verb == "download" && line.uris {
+        return Ok(downloads(files, state, &line.names));
     }
     assert!(line.yes, "apt-get would prompt: {}", cmd.line());
     let interrupted = !crate::state::list(files, "/var/lib/dpkg/updates").is_empty();

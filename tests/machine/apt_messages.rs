@@ -1,6 +1,14 @@
 //! Output of the simulated `apt-get` for a transaction.
 
-use crate::state::State;
+use gpu_bootstrap::host::{
+    Output,
+    fake::{FakeFiles, failed, ok},
+};
+
+use crate::{
+    archive::{digest, offers},
+    state::State,
+};
 
 /// The changes of a transaction.
 #[derive(Debug, Default)]
@@ -25,6 +33,31 @@ pub fn addresses(state: &State, transaction: &Transaction) -> String {
         said.push_str(&address(state, name, to));
     }
     said
+}
+
+/// The answer of `download --print-uris`: a line for each package in the lists, and an error if one is missing.
+pub fn downloads(files: &FakeFiles, state: &State, specs: &[String]) -> Output {
+    let (mut said, mut errors) = (String::new(), String::new());
+    for spec in specs {
+        let (name, version) = spec.split_once('=').expect("NAME=VERSION");
+        match offers(files, name).iter().any(|one| one.version == version) {
+            true => {
+                let digest = format!("SHA256:{}", digest(name, version));
+                said.push_str(&address(state, name, version).replace("MD5Sum:0", &digest));
+            }
+            false => errors.push_str(&format!(
+                "E: Can't find a source to download version '{version}' of '{name}:amd64'\n"
+            )),
+        }
+    }
+    Output {
+        stdout: said,
+        ..if errors.is_empty() {
+            ok("")
+        } else {
+            failed(100, errors)
+        }
+    }
 }
 
 /// The line about one file. Neither the file on the mirror nor its address has the epoch.

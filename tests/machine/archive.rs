@@ -7,6 +7,7 @@ use debversion::Version;
 use gpu_bootstrap::{
     host::{
         Cmd, Output, ReadFiles,
+        digest::sha256,
         fake::{FakeFiles, failed, ok},
     },
     model::pattern,
@@ -174,6 +175,16 @@ pub struct Offered {
     pub rank: i32,
 }
 
+/// The content of a package file.
+pub fn content(name: &str, version: &str) -> String {
+    format!("{name} {version}")
+}
+
+/// The SHA-256 of a package file.
+pub fn digest(name: &str, version: &str) -> String {
+    sha256(content(name, version).as_bytes())
+}
+
 /// The directory of the lists.
 pub const LISTS: &str = "/var/lib/apt/lists";
 
@@ -236,8 +247,9 @@ impl Archive {
         for directory in [LISTS, CACHE] {
             for name in list(files, directory) {
                 let path = format!("{directory}/{name}");
-                let whole = text(files, &path).unwrap_or_default();
-                files.put(&path, newer(&whole));
+                if let Some(whole) = text(files, &path) {
+                    files.put(&path, newer(&whole));
+                }
             }
         }
     }

@@ -14,7 +14,7 @@ use gpu_bootstrap::{
 };
 
 use crate::{
-    archive::{Package, Repo, field},
+    archive::{Package, Repo, digest, field},
     dpkg,
     rpm::trusts,
     state::{State, list, text},
@@ -200,6 +200,7 @@ pub fn refresh(files: &FakeFiles, state: &mut State) -> Output {
 
 fn fetch(files: &FakeFiles, state: &State, repo: &Repo, id: &str) {
     let mut content = format!("Repo: {}\n", repo.name);
+    let mut primary = String::from("<metadata>\n");
     for package in state
         .archive
         .packages
@@ -210,8 +211,22 @@ fn fetch(files: &FakeFiles, state: &State, repo: &Repo, id: &str) {
             "\nPackage: {}\nVersion: {}\nStream: {}\n",
             package.name, package.version, package.stream
         ));
+        let (epoch, version) = package
+            .version
+            .split_once(':')
+            .unwrap_or(("0", &package.version));
+        let (version, release) = version.rsplit_once('-').expect("a release");
+        primary.push_str(&format!(
+            "<package type=\"rpm\">\n  <name>{}</name>\n  <arch>x86_64</arch>\n  <version epoch=\"{epoch}\" \
+             ver=\"{version}\" rel=\"{release}\"/>\n  <checksum type=\"sha256\" pkgid=\"YES\">{}</checksum>\n\
+             </package>\n",
+            package.name,
+            digest(&package.name, &package.version)
+        ));
     }
     files.put(&format!("{CACHE}/{id}.solv"), content);
+    let directory = format!("{CACHE}/{id}-0123456789abcdef/repodata");
+    files.put(&format!("{directory}/0-primary.xml"), primary);
 }
 
 /// The versions in the metadata of enabled streams, newest first, with their repositories.

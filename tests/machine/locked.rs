@@ -1,6 +1,6 @@
 //! Machines that are installed from the same lock file while the repositories move on, or from a bundle.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gpu_bootstrap::{
     bundle::{BundledFile, BundledKey, BundledPackage, BundledSystem, Manifest},
@@ -10,7 +10,15 @@ use gpu_bootstrap::{
 };
 use toml::{Table, Value};
 
-use crate::{build::describe, dpkg, machine::Machine};
+use crate::{
+    archive::{content, digest},
+    build::describe,
+    dpkg,
+    machine::Machine,
+    maintenance::{self, AFTER, BEFORE, driver, resumed},
+    scenarios::told,
+    state::lock,
+};
 
 const LOCK: &str = "/root/node.lock";
 
@@ -48,6 +56,14 @@ fn machines_with_the_same_lock_are_equal() {
         run(&first, &["install"]);
         let lock = run(&first, &["lock"]);
         let moved = format!("{archive}-moved");
+        let parsed = Lock::parse("lock", &lock).expect("a lock file");
+        for (name, version) in parsed.all() {
+            assert_eq!(
+                parsed.digests.get(name),
+                Some(&digest(name, version)),
+                "{base}"
+            );
+        }
 
         let newest = machine(base, &moved, &[]);
         run(&newest, &["install"]);
@@ -58,6 +74,68 @@ fn machines_with_the_same_lock_are_equal() {
         assert_eq!(packages(&second), packages(&first), "{base}");
         assert_eq!(run(&second, &["lock"]), lock, "{base}");
     }
+}
+
+/// The repositories have newer versions of dependencies than the lock file, and the node has them.
+#[test]
+fn upgrade_installs_the_versions_of_the_lock() {
+    let first = machine("debian-12-h100", "debian-12", &[]);
+    let ran = maintenance::run(&first, "install", &AFTER[..6]);
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    let lock = run(&first, &["lock"]);
+
+    let second = machine("debian-12-h100", "debian-12-moved", &[(LOCK, &lock)]);
+    let ran = maintenance::run(&second, "install", &BEFORE);
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    assert!(driver(&second).starts_with("580."), "{}", driver(&second));
+    assert_ne!(packages(&second)["runc"], packages(&first)["runc"]);
+    let options = ["--reboot", "--lock", LOCK];
+    let dry_run = maintenance::run(&second, "upgrade", &[&options[..], &["--dry-run"]].concat());
+    assert_eq!(dry_run.exit, 4, "{}", told(&dry_run));
+    let ran = maintenance::run(&second, "upgrade", &options);
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+    let ran = resumed(&second).expect("a resume unit");
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    let parsed = Lock::parse("lock", &lock).expect("a lock file");
+    let installed = packages(&second);
+    for (name, version) in parsed.all() {
+        assert_eq!(installed.get(name), Some(version), "{name}");
+    }
+    assert_eq!(run(&second, &["lock"]), lock);
+}
+
+#[test]
+fn lock_contains_the_digest_of_the_validation_image() {
+    const IMAGE: &str = "registry.example/probe:1";
+    let digest = format!("sha256:{}", "a".repeat(64));
+    let exact = format!("validation.image={IMAGE}@{digest}");
+    let by_tag = format!("validation.image={IMAGE}");
+    let first = machine("debian-12-h100", "debian-12", &[]);
+    run(&first, &["install", "--set", &exact]);
+    let lock = run(&first, &["lock"]);
+    assert!(
+        lock.contains(&format!("[images]\n\"{IMAGE}\" = \"{digest}\"\n")),
+        "{lock}"
+    );
+
+    let pulls = |options: &[&str]| {
+        let machine = machine("debian-12-h100", "debian-12", &[(LOCK, &lock)]);
+        let ran = machine.run(&[&["install"], options].concat());
+        assert_eq!(ran.exit, 0, "{}{}", ran.out, ran.err);
+        let pulled = |cmd: &Cmd| {
+            cmd.line()
+                .contains("pull")
+                .then(|| cmd.args.last().cloned())
+        };
+        let pulled = ran.commands.iter().filter_map(pulled).flatten();
+        let note = machine.run(&["lock"]).err;
+        (pulled.collect::<BTreeSet<String>>(), note)
+    };
+    let (pulled, _) = pulls(&["--lock", LOCK, "--set", &by_tag]);
+    assert_eq!(pulled, [format!("{IMAGE}@{digest}")].into());
+    let (pulled, note) = pulls(&["--set", &by_tag]);
+    assert_eq!(pulled, [IMAGE.to_owned()].into());
+    assert!(note.contains("`validation.image` has no digest"), "{note}");
 }
 
 #[test]
@@ -73,6 +151,79 @@ fn lock_of_another_release_is_rejected() {
     let err: Vec<&str> = ran.err.split_whitespace().collect();
     assert!(err.join(" ").contains(said), "{}", ran.err);
     assert!(gpu_bootstrap::host::fake::diff(&before, &second.snapshot()).is_empty());
+}
+
+/// Replaces the digest of a package in a lock file, and returns both. The archive then has another file of the same version.
+fn with_other_digest(lock: &str, name: &str) -> (String, String) {
+    let parsed = Lock::parse("lock", lock).expect("a lock file");
+    let digest = &parsed.digests[name];
+    (
+        lock.replace(digest.as_str(), &"0".repeat(64)),
+        digest.clone(),
+    )
+}
+
+#[test]
+fn replaced_package_file_blocks_the_run_before_the_first_change() {
+    for (base, archive, name) in rows! {
+        "debian-12-h100", "debian-12", "runc";
+        "almalinux-9-l4-archive", "almalinux-9", "gcc";
+    } {
+        let first = machine(base, archive, &[]);
+        run(&first, &["install"]);
+        let (lock, digest) = with_other_digest(&run(&first, &["lock"]), name);
+        let second = machine(base, archive, &[(LOCK, &lock)]);
+        let before = packages(&second);
+        let ran = second.run(&["install", "--lock", LOCK]);
+        let err: Vec<&str> = ran
+            .err
+            .split_whitespace()
+            .chain(ran.out.split_whitespace())
+            .collect();
+        let err = err.join(" ");
+        assert_eq!(ran.exit, 5, "{base}: {err}");
+        assert!(err.contains("has replaced the files of "), "{base}: {err}");
+        let said = format!("(SHA-256 {}… instead of 000000000000…)", &digest[..12]);
+        assert!(err.contains(&said), "{base}: {err}");
+        assert_eq!(packages(&second), before, "{base}");
+        assert!(
+            !second
+                .host()
+                .files
+                .exists("/var/lib/gpu-bootstrap/journal.jsonl".into())
+                .expect("readable"),
+            "{base}"
+        );
+
+        // A node that already has the packages does not need their digests.
+        first.fakes.files.put(LOCK, lock);
+        run(
+            &first,
+            &["check", "--lock", LOCK, "--only", "packages.lock"],
+        );
+    }
+}
+
+#[test]
+fn packages_without_a_listed_digest_are_reported() {
+    let first = machine("debian-12-h100", "debian-12", &[]);
+    run(&first, &["install"]);
+    let whole = run(&first, &["lock"]);
+    (lock(&first.state).archive).withdraw(&first.fakes.files, "runc=*");
+    let ran = first.run(&["lock"]);
+    assert_eq!(ran.exit, 0, "{}", ran.err);
+    let err: Vec<&str> = ran.err.split_whitespace().collect();
+    let said = "no package list contains one SHA-256 of runc 1.1.5+ds1-1+deb12u1, so the lock file contains only";
+    assert!(err.join(" ").contains(said), "{err:?}");
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+    let (whole, lock) = (lines(&whole), lines(&ran.out));
+    let changed: Vec<_> = whole.iter().zip(&lock).filter(|(a, b)| a != b).collect();
+    assert_eq!(changed.len(), 1, "{changed:?}");
+    assert!(
+        changed[0]
+            .0
+            .starts_with(&changed[0].1[..changed[0].1.len() - 1])
+    );
 }
 
 const BUNDLE: &str = "/srv/bundle";
@@ -118,7 +269,7 @@ fn put_bundle(machine: &Machine, lock: &str, without: &str) {
     }
     for (name, version) in parsed.all().filter(|(name, _)| *name != without) {
         let path = format!("mirrors/0/{name}.deb");
-        add(&mut manifest, &path, b"");
+        add(&mut manifest, &path, content(name, version).as_bytes());
         manifest.packages.push(BundledPackage {
             name: name.clone(),
             version: version.clone(),

@@ -603,18 +603,58 @@ fn failed_driver_is_rolled_back_and_the_node_stays_cordoned() {
     );
     // The lock is kept, so that the next node does not start.
     assert_eq!(lock_requests(&machine), [LOCK]);
-    let check = machine.run(&["check", "--as-installed", "--format", "prometheus"]);
+    let check = machine.run(&METRICS);
     assert!(
         check.out.contains("gpu_bootstrap_maintenance 1\n"),
         "{}",
         check.out
     );
+    assert_eq!(condition(&machine), "UpgradeFailed");
     // With the previous driver in the settings, the node returns to service.
     let ran = run(&machine, "upgrade", &BEFORE);
     assert_eq!(ran.exit, 0, "{}", told(&ran));
     assert!(!is_cordoned(&machine.state));
     assert_eq!(annotation(&machine, FAILED), None);
     assert_eq!(lock_requests(&machine), [LOCK, UNLOCK]);
+    machine.run(&METRICS);
+    assert_ne!(condition(&machine), "UpgradeFailed");
+}
+
+/// A kubelet whose permissions do not include evictions.
+#[test]
+fn configured_kubeconfig_replaces_that_of_the_kubelet() {
+    const ACCESS: &str = "/root/fleet.kubeconfig";
+    let machine = node();
+    put_pods(&machine, vec![pod("web", Some("ReplicaSet"), Value::Null)]);
+    let setting = format!("fleet.kubeconfig-file={ACCESS}");
+    let options = [&AFTER[..], &["--set", &setting, "--reboot"]].concat();
+    let own = machine.fakes.files.text("/etc/kubernetes/kubelet.conf");
+    // Other users could read its credentials.
+    machine.fakes.files.put_mode(ACCESS, own.clone(), 0o644);
+    let ran = run(&machine, "upgrade", &options);
+    assert_stayed(&machine, &ran, ACCESS);
+    assert_eq!(pods(&machine), ["web"]);
+
+    machine.fakes.files.put_mode(ACCESS, own, 0o600);
+    let first = run(&machine, "upgrade", &options);
+    assert_eq!(first.exit, 8, "{}", told(&first));
+    assert_eq!(pods(&machine), [""; 0]);
+    assert!(is_cordoned(&machine.state));
+    let second = resumed(&machine).expect("a resume unit");
+    assert_eq!(second.exit, 0, "{}", told(&second));
+    assert!(!is_cordoned(&machine.state));
+    for (ran, verbs) in [
+        (&first, &["/pods?", "/eviction", "patch node"][..]),
+        (&second, &["patch node"]),
+    ] {
+        let lines: Vec<String> = ran.commands.iter().map(|cmd| cmd.line()).collect();
+        for verb in verbs {
+            let lines: Vec<&String> = lines.iter().filter(|line| line.contains(verb)).collect();
+            let uses = |line: &&&String| line.contains(&format!("--kubeconfig={ACCESS} "));
+            assert!(!lines.is_empty(), "{verb}");
+            assert_eq!(lines.iter().filter(uses).count(), lines.len(), "{lines:#?}");
+        }
+    }
 }
 
 #[test]

@@ -87,6 +87,7 @@ impl Fleet {
     /// Responds to a request for the lock. A node waits here until another one has released it, or until no node is left that
     /// could release it. Time only passes on the clock of each node, so the node would otherwise time out immediately.
     fn respond(&self, request: &HttpRequest) -> HttpResponse {
+        self.count();
         let id = sender(request);
         let acquires = request.url.ends_with("/v1/pre-reboot");
         let is_out = is_cordoned(&locked(&self.nodes)[&id]);
@@ -139,8 +140,9 @@ impl Fleet {
         ran
     }
 
-    /// Counts the nodes that are out of service.
+    /// Counts the nodes that are out of service. No other node gets the lock in the meantime.
     fn count(&self) {
+        let _no_grants = locked(&self.running);
         let nodes = locked(&self.nodes).clone();
         let out = nodes.values().filter(|state| is_cordoned(state)).count();
         let mut most = locked(&self.most_out);

@@ -98,6 +98,9 @@ class Fleet:
             lines = [*replaced("gpu_bootstrap_run_active", "1"), fault]
         if number == 300:
             lines = replaced("gpu_bootstrap_check_success", "0")
+        if number in VALIDATED:
+            lines.append(f"gpu_bootstrap_validation_timestamp_seconds {self.now - VALIDATED[number]}")
+            lines.append(f"gpu_bootstrap_time_to_ready_seconds {READY[number]}")
         if number == 400:
             mtime -= 3600
         if number == 500 and self.changed:
@@ -107,6 +110,10 @@ class Fleet:
         lines.append(f'node_textfile_mtime_seconds{{file="/textfile/gpu_bootstrap.prom"}} {mtime}')
         return "\n".join(lines) + "\n"
 
+
+# The age of the last validation and the duration of the installation of some nodes, in seconds.
+VALIDATED = {700: 3600, 701: 30 * 86400, 702: 60}
+READY = {700: 300, 701: 240, 702: 900}
 
 EXPECTED = {
     ("GPUNodeFault", "17"), ("GPUNodeFault", "18"), ("GPUNodeDrift", "23"), ("GPUNodeDriverDiffers", "42"),
@@ -209,8 +216,7 @@ def alerts(directory, spec):
 def dashboard(api):
     """Runs the queries of all panels."""
     document = json.loads((monitoring / "dashboard.json").read_text())
-    # These have no value in this fleet, which has no finished installation and no validation.
-    empty = {"Oldest validation", "Oldest validations", "Time to ready"}
+    values = collections.defaultdict(list)
     for panel in document["panels"]:
         for target in panel["targets"]:
             query = target["expr"].replace("$gpu", ".*").replace("$instance", ".*")
@@ -218,9 +224,19 @@ def dashboard(api):
             result = api("query", query=query)["result"]
             seconds = time.monotonic() - began
             assert seconds < 10, f"{panel['title']}: {seconds} s"
-            assert bool(result) == (panel["title"] not in empty), f"{panel['title']}: {result}"
+            assert result, panel["title"]
+            values[panel["title"]] += [(one["metric"].get("instance"), float(one["value"][1])) for one in result]
             if panel["title"] == "Nodes that differ from most nodes with the same GPU":
                 assert sorted(one["metric"]["instance"] for one in result) == ["42", "99"], result
+    # The time of the query is later than the time of the metrics.
+    ages = {instance: age for instance, age in values["Oldest validations"]}
+    assert ages.keys() == {str(number) for number in VALIDATED}, ages
+    for number, age in VALIDATED.items():
+        assert age <= ages[str(number)] < age + 2 * DEADLINE, ages
+    [(_, oldest)] = values["Oldest validation"]
+    assert VALIDATED[701] <= oldest < VALIDATED[701] + 2 * DEADLINE, oldest
+    median, _, longest = (value for _, value in values["Time to ready"])
+    assert (median, longest) == (300, 900), values["Time to ready"]
 
 
 def free_port():

@@ -26,12 +26,22 @@ pub(super) const LOCK_UNAVAILABLE: &str = "lock-unavailable";
 /// The reason if a transaction would install packages that the bundle of the run lacks.
 const BUNDLE_LACKS: &str = "bundle-lacks";
 
+/// The reason if a source offers a package of the lock file with another SHA-256.
+const LOCK_DIGEST: &str = "lock-digest";
+
 /// The reasons for which a lock file or a bundle blocks a package transaction.
-pub const LOCK_REASONS: [&str; 3] = [LOCK_DIFFERS, LOCK_UNAVAILABLE, BUNDLE_LACKS];
+pub const LOCK_REASONS: [&str; 4] = [LOCK_DIFFERS, LOCK_UNAVAILABLE, LOCK_DIGEST, BUNDLE_LACKS];
 
 /// The remedy if no source offers a package of the lock file.
 pub const LOCK_REMEDY: &str = "add a source that still has these versions, such as a mirror or a snapshot of the archive \
     (`repositories`), or create a new lock file with `gpu-bootstrap lock` on an updated node";
+
+/// The beginning of the message about packages with another SHA-256 than the locked one.
+pub const REPLACED_FILES: &str = "a source has replaced the files of";
+
+/// The remedy if a source offers a package of the lock file with another SHA-256.
+pub const DIGEST_REMEDY: &str = "ask the vendor why this version has another package file, and use a mirror or a snapshot of the \
+    archive with the file of the lock (`repositories`), or create a new lock file with `gpu-bootstrap lock`";
 
 /// The actions that the plan approves.
 #[derive(Debug, Default)]
@@ -345,6 +355,12 @@ pub(super) fn unavailable(gone: &[String]) -> ChangeError {
     ChangeError::blocked(LOCK_UNAVAILABLE, what)
         .of(Class::NoVersion(first))
         .advice(LOCK_REMEDY)
+}
+
+/// Returns the error for packages that the sources offer only with another SHA-256 than the locked one.
+pub(super) fn replaced_files(replaced: &[String]) -> ChangeError {
+    let why = format!("{REPLACED_FILES} {}", replaced.join(", "));
+    disapproved(LOCK_DIGEST, &why).advice(DIGEST_REMEDY)
 }
 
 /// Rejects a transaction that would install a precompiled driver module and driver libraries of the same branch but different

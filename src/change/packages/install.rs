@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     approval::{
-        allowed, choose, guarded, is_of_driver, locked, not_locked, preferred, same_version,
-        unavailable,
+        allowed, choose, guarded, is_of_driver, locked, not_locked, preferred, replaced_files,
+        same_version, unavailable,
     },
     deferred_builds::release_builds,
     is_not_offered, is_unmet, names, not_verified,
@@ -20,7 +20,9 @@ use crate::{
         pattern,
         version::{Branch, DriverVersion},
     },
-    tools::packages::{Action, AvailablePackage, Exclusion, Removals, TransactionRequest},
+    tools::packages::{
+        Action, AvailablePackage, Exclusion, Removals, TransactionRequest, mirrors::by_package,
+    },
 };
 
 /// A simulated transaction.
@@ -276,6 +278,7 @@ impl Applier {
             if !gone.is_empty() {
                 return Err(unavailable(&gone));
             }
+            self.refuse_replaced_files(lock, lacking).await?;
         }
         self.resolve(specs).await
     }
@@ -301,6 +304,33 @@ impl Applier {
         Ok(gone
             .map(|(name, version)| format!("{name} {version}"))
             .collect())
+    }
+
+    /// Rejects packages that the sources offer only with another SHA-256 than the lock file contains.
+    async fn refuse_replaced_files(
+        &self,
+        lock: &LockedPackages,
+        packages: BTreeMap<String, String>,
+    ) -> Result<(), ChangeError> {
+        let has_digests = lock.has_digests(packages.keys().map(String::as_str));
+        let Some(mirrors) = self.backend.mirrors().filter(|_| has_digests) else {
+            return Ok(());
+        };
+        let packages: Vec<(String, String)> = packages.into_iter().collect();
+        let output = match mirrors.digests_query(&packages) {
+            Some(query) => {
+                (self.output_of(&query).await)
+                    .map_err(|source| ChangeError::tool("look up the digests of packages", source))?
+                    .stdout
+            }
+            None => String::new(),
+        };
+        let listed = mirrors.digests(&*self.host.files, &packages, &output)?;
+        let replaced = lock.replaced_files(&by_package(self.backend, &packages, &listed));
+        match replaced.is_empty() {
+            true => Ok(()),
+            false => Err(replaced_files(&replaced)),
+        }
     }
 
     fn at_versions(&self, named: &BTreeMap<String, String>) -> Result<Vec<String>, ChangeError> {
@@ -348,6 +378,12 @@ impl Applier {
         guarded(self.backend, actions, &names(specs), guard)?;
         if let Some(lock) = &guard.lock {
             locked(self.backend, actions, lock)?;
+            let install = |action: &Action| match action {
+                Action::Install { name, to, .. } => Some((name.clone(), to.clone())),
+                Action::Remove { .. } => None,
+            };
+            let installs = actions.iter().filter_map(install).collect();
+            self.refuse_replaced_files(lock, installs).await?;
         }
         self.refuse_forbidden(actions).await?;
         let modules: Vec<&str> = (actions.iter())

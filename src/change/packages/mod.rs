@@ -25,7 +25,7 @@ mod streams;
 mod undo;
 mod untracked_files;
 
-pub use approval::{BUNDLE_REMEDY, LOCK_REASONS, LOCK_REMEDY};
+pub use approval::{BUNDLE_REMEDY, DIGEST_REMEDY, LOCK_REASONS, LOCK_REMEDY, REPLACED_FILES};
 pub use deferred_builds::release_builds;
 pub(super) use dry_run::QueryCache;
 pub use dry_run::{FURTHER, NOT_SIMULATED, Simulation};

@@ -1,12 +1,15 @@
 //! Partial copies of repositories in a directory, with the lists that their vendors signed: how a bundle is created, and how the
 //! commands of a run read it instead of the network.
 
-use std::fmt::Debug;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
+};
 
 use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-use super::{Exclusion, Settings};
+use super::{Backend, Exclusion, Settings};
 use crate::host::{Cmd, FilesError, Query, ReadFiles};
 
 /// A repository in a bundle.
@@ -85,6 +88,39 @@ pub struct ListedPackage {
     pub download: Download,
 }
 
+/// The SHA-256 of a package file, as the package lists contain it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ListedDigest {
+    /// The name without its architecture.
+    pub name: String,
+    pub version: String,
+    pub architecture: String,
+    /// In lower-case hex.
+    pub sha256: String,
+}
+
+/// Returns the digests of packages, which are specified by ID and version, by ID. Unknown packages are missing.
+pub fn by_package(
+    backend: &dyn Backend,
+    packages: &[(String, String)],
+    listed: &[ListedDigest],
+) -> BTreeMap<String, BTreeSet<String>> {
+    let has = |id: &str| packages.iter().any(|(one, _)| one == id);
+    let is_of = |id: &str, version: &str, one: &ListedDigest| {
+        let with_architecture = format!("{}:{}", one.name, one.architecture);
+        let is_id = id == with_architecture || id == one.name && !has(&with_architecture);
+        is_id && backend.compare(&one.version, version).is_eq()
+    };
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (id, version) in packages {
+        for one in listed.iter().filter(|one| is_of(id, version, one)) {
+            let digests = found.entry(id.clone()).or_default();
+            digests.insert(one.sha256.clone());
+        }
+    }
+    found
+}
+
 /// How a package manager creates and reads partial copies of repositories.
 pub trait Mirrors: Debug + Send + Sync {
     /// Returns files with separate settings, and directories for separate lists and caches below `state`, so that the lists
@@ -136,6 +172,24 @@ pub trait Mirrors: Debug + Send + Sync {
         repositories: &[ListedRepository],
     ) -> Vec<ListedPackage>;
 
+    /// Queries the digests of packages in the lists of the machine. `None` if [`Mirrors::digests`] needs no output. The exit
+    /// status does not decide, because the output lists the packages that exist.
+    fn digests_query(&self, _packages: &[(String, String)]) -> Option<Query> {
+        None
+    }
+
+    /// Returns the digests of packages, which are specified by ID and version, in the lists of the machine. Packages that no list
+    /// contains, or without a SHA-256, are missing. `output` is the output of [`Mirrors::digests_query`].
+    ///
+    /// # Errors
+    /// If an existing file cannot be read.
+    fn digests(
+        &self,
+        files: &dyn ReadFiles,
+        packages: &[(String, String)],
+        output: &str,
+    ) -> Result<Vec<ListedDigest>, FilesError>;
+
     /// Returns the commands that download files to a directory, and verify those without a digest.
     fn fetch(&self, settings: &Settings, downloads: &[&Download], to: &Utf8Path) -> Vec<Cmd>;
 
@@ -185,7 +239,33 @@ pub(super) fn inner(path: &str) -> Option<Utf8PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::inner;
+    use super::{ListedDigest, by_package, inner};
+    use crate::tools::packages::Manager;
+
+    #[test]
+    fn digests_are_found_by_id_and_version() {
+        let one = |architecture: &str, version: &str, digest: &str| ListedDigest {
+            name: "libc6".to_owned(),
+            version: version.to_owned(),
+            architecture: architecture.to_owned(),
+            sha256: digest.to_owned(),
+        };
+        let listed = [
+            one("amd64", "2.36", "a"),
+            one("i386", "2.36", "b"),
+            one("amd64", "2.37", "c"),
+        ];
+        let packages = ["libc6", "libc6:i386", "runc"].map(|id| (id.to_owned(), "2.36".to_owned()));
+        let found = by_package(Manager::Apt.backend(), &packages, &listed);
+        let digests = |id: &str| {
+            found
+                .get(id)
+                .map(|digests| digests.iter().collect::<Vec<_>>())
+        };
+        assert_eq!(digests("libc6").unwrap(), ["a"]);
+        assert_eq!(digests("libc6:i386").unwrap(), ["b"]);
+        assert_eq!(digests("runc"), None);
+    }
 
     #[test]
     fn path_does_not_leave_the_repository() {

@@ -14,7 +14,8 @@ use crate::{
     tools::packages::{
         Exclusion, Settings, SourceEntry, Sources as _,
         mirrors::{
-            Download, ListFile, ListOrigin, ListedPackage, ListedRepository, Mirror, Mirrors, inner,
+            Download, ListFile, ListOrigin, ListedDigest, ListedPackage, ListedRepository, Mirror,
+            Mirrors, inner,
         },
     },
 };
@@ -117,6 +118,61 @@ fn decoded(text: &str) -> String {
         }
     }
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A line of `apt-get download --print-uris`: `'URL' NAME_VERSION_ARCHITECTURE.deb SIZE SHA256:DIGEST`.
+struct PrintedFile<'l> {
+    url: &'l str,
+    file: &'l str,
+    size: u64,
+    digest: ListedDigest,
+}
+
+impl<'l> PrintedFile<'l> {
+    fn parse(line: &'l str) -> Option<Self> {
+        let (url, rest) = line.strip_prefix('\'')?.split_once("' ")?;
+        let words: Vec<&str> = rest.split(' ').collect();
+        let [file, size, digest] = words[..] else {
+            return None;
+        };
+        let digest = digest
+            .strip_prefix("SHA256:")
+            .filter(|text| is_digest(text))?;
+        let parts: Vec<String> = file.strip_suffix(".deb")?.split('_').map(decoded).collect();
+        let [name, version, architecture] = &parts[..] else {
+            return None;
+        };
+        Some(Self {
+            url,
+            file,
+            size: size.parse().ok()?,
+            digest: ListedDigest {
+                name: name.clone(),
+                version: version.clone(),
+                architecture: architecture.clone(),
+                sha256: digest.to_ascii_lowercase(),
+            },
+        })
+    }
+}
+
+/// Queries the locations and digests of packages. A missing package does not prevent the output of the others (apt 2.6).
+fn print_uris(packages: &[(String, String)]) -> Query {
+    let options = [
+        "-q",
+        "-oAcquire::ForceHash=SHA256",
+        "download",
+        "--print-uris",
+        "--",
+    ];
+    let packages = packages
+        .iter()
+        .map(|(name, version)| format!("{name}={version}"));
+    let args = options
+        .iter()
+        .map(|word| (*word).to_owned())
+        .chain(packages);
+    Query::new("apt-get", args).deadline(Duration::from_secs(300))
 }
 
 impl Mirrors for AptMirrors {
@@ -242,24 +298,9 @@ impl Mirrors for AptMirrors {
         _state: &Utf8Path,
         _repositories: &[ListedRepository],
     ) -> Vec<Query> {
-        let options = [
-            "-q",
-            "-oAcquire::ForceHash=SHA256",
-            "download",
-            "--print-uris",
-            "--",
-        ];
-        let packages = packages
-            .iter()
-            .map(|(name, version)| format!("{name}={version}"));
-        let args = options
-            .iter()
-            .map(|word| (*word).to_owned())
-            .chain(packages);
-        vec![Query::new("apt-get", args).deadline(Duration::from_secs(300))]
+        vec![print_uris(packages)]
     }
 
-    /// Parses lines of the form `'URL' NAME_VERSION_ARCHITECTURE.deb SIZE SHA256:DIGEST`.
     fn located(
         &self,
         output: &str,
@@ -267,37 +308,42 @@ impl Mirrors for AptMirrors {
         repositories: &[ListedRepository],
     ) -> Vec<ListedPackage> {
         let package = |line: &str| {
-            let (url, rest) = line.strip_prefix('\'')?.split_once("' ")?;
-            let words: Vec<&str> = rest.split(' ').collect();
-            let [file, size, digest] = words[..] else {
-                return None;
-            };
-            let digest = digest
-                .strip_prefix("SHA256:")
-                .filter(|text| is_digest(text))?;
-            let parts: Vec<String> = file.strip_suffix(".deb")?.split('_').map(decoded).collect();
-            let [name, version, _] = &parts[..] else {
-                return None;
-            };
+            let printed = PrintedFile::parse(line)?;
+            let url = printed.url;
             let repository = (repositories.iter().enumerate())
                 .filter(|(_, one)| url.starts_with(&one.url))
                 .max_by_key(|(_, one)| one.url.len())
                 .map(|(at, _)| at)?;
             let path = inner(&decoded(&url[repositories[repository].url.len()..]))?;
             Some(ListedPackage {
-                name: name.clone(),
-                version: version.clone(),
+                name: printed.digest.name,
+                version: printed.digest.version,
                 repository,
                 path,
                 download: Download {
                     from: url.to_owned(),
-                    file: file.to_owned(),
-                    sha256: Some(digest.to_owned()),
-                    size: size.parse().ok()?,
+                    file: printed.file.to_owned(),
+                    sha256: Some(printed.digest.sha256),
+                    size: printed.size,
                 },
             })
         };
         output.lines().filter_map(package).collect()
+    }
+
+    /// apt prints only the file that it would download.
+    fn digests_query(&self, packages: &[(String, String)]) -> Option<Query> {
+        Some(print_uris(packages))
+    }
+
+    fn digests(
+        &self,
+        _files: &dyn ReadFiles,
+        _packages: &[(String, String)],
+        output: &str,
+    ) -> Result<Vec<ListedDigest>, FilesError> {
+        let digest = |line| PrintedFile::parse(line).map(|printed| printed.digest);
+        Ok(output.lines().filter_map(digest).collect())
     }
 
     fn fetch(&self, settings: &Settings, downloads: &[&Download], to: &Utf8Path) -> Vec<Cmd> {
@@ -491,6 +537,26 @@ Repo-URI: https://developer.example.org/debian12/x86_64/
                 ("libcuda1", "1:580-1", 1, "libcuda1_580-1_amd64.deb"),
             ]
         );
+        // A digest does not depend on the location. apt prints another one if the list has no SHA-256.
+        let (host, _) = fake::host();
+        let other = "'http://archive.example.org/y_1_all.deb' y_1_all.deb 5 MD5Sum:0\n";
+        let found = AptMirrors.digests(&*host.files, &[], &format!("{output}{other}"));
+        let found: Vec<String> = (found.unwrap().iter())
+            .map(|one| {
+                format!(
+                    "{}:{} {} {}",
+                    one.name, one.architecture, one.version, one.sha256
+                )
+            })
+            .collect();
+        assert_eq!(
+            found[..2],
+            [
+                format!("runc:amd64 1.1.5+ds1-1 {DIGEST}"),
+                format!("libcuda1:amd64 1:580-1 {DIGEST}")
+            ]
+        );
+        assert_eq!(found.len(), 4);
     }
 
     #[test]

@@ -7,19 +7,29 @@
 //!
 //! The path of a package in its repository is only printed as part of a URL (`repoquery --location`), and the URL of a mirror is
 //! unknown. Therefore the metadata is copied, and the query reads the copies.
+//!
+//! `repoquery` does not print digests: since 4.15 it has a list of permitted tags (`ALLOWED_QUERY_TAGS` in
+//! `dnf/cli/commands/repoquery.py`). Therefore they are read from the list `primary.xml` in the cache, if it is uncompressed or
+//! compressed with gzip, as in the repositories of AlmaLinux and NVIDIA.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{BufRead, BufReader, Read as _},
+    time::Duration,
+};
 
 use camino::{Utf8Path, Utf8PathBuf};
+use flate2::read::MultiGzDecoder;
 
-use super::{Dnf, commands, offers, sources};
+use super::{CACHE, Dnf, commands, offers, sources};
 use crate::{
     host::{Cmd, FileKind, FilesError, Query, ReadFiles},
     model::secret::has_login,
     tools::packages::{
         Settings, SourceEntry, Sources as _,
         mirrors::{
-            Download, ListFile, ListOrigin, ListedPackage, ListedRepository, Mirror, Mirrors, inner,
+            Download, ListFile, ListOrigin, ListedDigest, ListedPackage, ListedRepository, Mirror,
+            Mirrors, inner,
         },
     },
 };
@@ -67,6 +77,74 @@ fn with_options(cmd: &Cmd, options: [String; 2]) -> Option<Cmd> {
 /// The directory with the copy of the metadata of a repository.
 fn copy(state: &Utf8Path, at: usize) -> Utf8PathBuf {
     state.join(COPIES).join(at.to_string())
+}
+
+/// The limit of an uncompressed `primary.xml` in bytes. That of EPEL 9 has about 100 MB.
+const PRIMARY_LIMIT: u64 = 1 << 30;
+
+/// The longest part of a `primary.xml` in memory, in bytes. A longer text of an element is divided.
+const PART_LIMIT: u64 = 1 << 16;
+
+/// Whether a name is that of the cache directory of a repository: `ID-HASH`.
+fn is_cache(name: &str) -> bool {
+    name.rsplit_once('-').is_some_and(|(_, hash)| {
+        hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
+    })
+}
+
+/// Returns the digests of packages with these IDs in a `primary.xml`. createrepo_c writes name, architecture, version and digest
+/// of a package in this order. After a read error, the remaining packages are missing.
+fn read_primary(list: impl BufRead, ids: &BTreeSet<&str>) -> Vec<ListedDigest> {
+    let mut list = list.take(PRIMARY_LIMIT);
+    let mut found = Vec::new();
+    let mut package = ListedDigest {
+        name: String::new(),
+        version: String::new(),
+        architecture: String::new(),
+        sha256: String::new(),
+    };
+    let mut part = Vec::new();
+    loop {
+        part.clear();
+        let read = list.by_ref().take(PART_LIMIT).read_until(b'<', &mut part);
+        if !read.is_ok_and(|count| count > 0) {
+            return found;
+        }
+        // A tag without `<`, and the text after it.
+        let part = String::from_utf8_lossy(&part);
+        let Some((tag, text)) = part.split_once('>') else {
+            continue;
+        };
+        let text = text.trim_end_matches('<').trim();
+        let attribute = |name: &str| {
+            let (_, rest) = tag.split_once(&format!(" {name}=\""))?;
+            rest.split('"').next()
+        };
+        match tag.split(' ').next().unwrap_or_default() {
+            "package" => package.name.clear(),
+            "name" => text.clone_into(&mut package.name),
+            "arch" => text.clone_into(&mut package.architecture),
+            "version" => {
+                let of = |name| attribute(name).unwrap_or_default();
+                let version = format!("{}-{}", of("ver"), of("rel"));
+                package.version = match of("epoch") {
+                    "" | "0" => version,
+                    epoch => format!("{epoch}:{version}"),
+                };
+            }
+            "checksum" if attribute("type") == Some("sha256") => {
+                let mut one = package.clone();
+                if offers::NOT_NATIVE.contains(&one.architecture.as_str()) {
+                    one.name = format!("{}.{}", one.name, one.architecture);
+                }
+                if ids.contains(one.name.as_str()) {
+                    one.sha256 = text.to_ascii_lowercase();
+                    found.push(one);
+                }
+            }
+            _ => {}
+        }
+    }
 }
 
 /// Returns the sections of a repository file with new locations. `baseurl` returns the new URL of a repository, or `None` to omit
@@ -251,6 +329,35 @@ impl Mirrors for DnfMirrors {
         found
     }
 
+    fn digests(
+        &self,
+        files: &dyn ReadFiles,
+        packages: &[(String, String)],
+        _output: &str,
+    ) -> Result<Vec<ListedDigest>, FilesError> {
+        let ids: BTreeSet<&str> = packages.iter().map(|(id, _)| id.as_str()).collect();
+        let cache = Utf8Path::new(CACHE);
+        let mut found = Vec::new();
+        for name in files.list(cache)?.iter().filter(|name| is_cache(name)) {
+            let directory = cache.join(name).join("repodata");
+            for list in files.list(&directory)? {
+                let is_compressed = list.ends_with("primary.xml.gz");
+                if !is_compressed && !list.ends_with("primary.xml") {
+                    continue;
+                }
+                let content = files.read(&directory.join(list))?.unwrap_or_default();
+                found.extend(match is_compressed {
+                    true => {
+                        let list = BufReader::new(MultiGzDecoder::new(&*content));
+                        read_primary(list, &ids)
+                    }
+                    false => read_primary(&*content, &ids),
+                });
+            }
+        }
+        Ok(found)
+    }
+
     /// The command is a plugin of the package `dnf-plugins-core`. It verifies the digests in the metadata. Signatures are verified
     /// by the installation.
     fn fetch(&self, settings: &Settings, downloads: &[&Download], to: &Utf8Path) -> Vec<Cmd> {
@@ -381,6 +488,52 @@ excludepkgs=kernel*
         assert_eq!(found[1].download.file, "gcc-11-1.x86_64.rpm");
     }
 
+    /// Output of createrepo_c 0.17, shortened, and the same on one line.
+    #[test]
+    fn digests_are_read_from_the_primary_list() {
+        let package = |name: &str, arch: &str, epoch: &str, digest: &str| {
+            format!(
+                "<package type=\"rpm\">\n  <name>{name}</name>\n  <arch>{arch}</arch>\n  \
+                 <version epoch=\"{epoch}\" ver=\"1.2\" rel=\"1.el9\"/>\n  \
+                 <checksum type=\"sha256\" pkgid=\"YES\">{digest}</checksum>\n  <summary>a &lt;b&gt;</summary>\n  \
+                 <format>\n<rpm:entry name=\"x\" ver=\"7\"/></format>\n</package>\n"
+            )
+        };
+        let text = format!(
+            "<?xml version=\"1.0\"?>\n<metadata packages=\"4\">\n{}{}{}{}</metadata>",
+            package("runc", "x86_64", "4", "AA"),
+            package("gcc", "i686", "0", "bb"),
+            package("gcc", "x86_64", "0", "cc"),
+            package("bash", "x86_64", "0", "dd"),
+        );
+        let packages = ["runc", "gcc", "gcc.i686"].map(|id| (id.to_owned(), String::new()));
+        for text in [text.replace('\n', ""), text] {
+            let mut archive =
+                flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            std::io::Write::write_all(&mut archive, text.as_bytes()).unwrap();
+            let (host, fakes) = fake::host();
+            let directory = format!("{CACHE}/baseos-0123456789abcdef/repodata");
+            let path = format!("{directory}/00-primary.xml.gz");
+            fakes.files.put(&path, archive.finish().unwrap());
+            fakes
+                .files
+                .put(&format!("{directory}/00-filelists.xml.gz"), "x");
+            fakes.files.put(&format!("{CACHE}/baseos.solv"), "x");
+            let found = DnfMirrors.digests(&*host.files, &packages, "").unwrap();
+            let found: Vec<[&str; 3]> = (found.iter())
+                .map(|one| [&*one.name, &*one.version, &*one.sha256])
+                .collect();
+            assert_eq!(
+                found,
+                [
+                    ["runc", "4:1.2-1.el9", "aa"],
+                    ["gcc.i686", "1.2-1.el9", "bb"],
+                    ["gcc", "1.2-1.el9", "cc"]
+                ]
+            );
+        }
+    }
+
     /// A list of mirrors next to the metadata would replace the paths with URLs of the mirrors.
     #[test]
     fn locations_are_queried_from_copies_of_the_metadata() {
@@ -443,5 +596,6 @@ excludepkgs=kernel*
     }
 
     reads_any_text!("(\\[|\\]|=|\n| |\t|[a-z./]*|.)*", |text| DnfMirrors
-        .located(&text, STATE.into(), &listed()); relocated(&text, |_| None));
+        .located(&text, STATE.into(), &listed()); relocated(&text, |_| None);
+        read_primary(text.as_bytes(), &BTreeSet::new()));
 }
