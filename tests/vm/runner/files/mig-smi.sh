@@ -104,6 +104,8 @@ compute() {
     } >>/proc/driver/nvidia-caps/mig-minors
     for minor in $of_gpu $of_compute; do
         [ -e /dev/nvidia-caps/nvidia-cap$minor ] || mknod -m 444 /dev/nvidia-caps/nvidia-cap$minor c 508 $minor
+        # On a real machine, `nvidia-ctk system create-dev-char-symlinks --create-all` has created the symlinks of all possible nodes.
+        ln -sf /dev/nvidia-caps/nvidia-cap$minor /dev/char/508:$minor
     done
     echo "{ profile = \"$1\", gpu-instance = $2, compute-instance = $3, capabilities = [$of_gpu, $of_compute] }" >>"$devices"
 }
