@@ -1,6 +1,6 @@
 #!/bin/sh
-# A fake `nvidia-smi` that changes the MIG mode and the instances in the inventory of the fake NVML, on machines with one GPU. The
-# inventory without MIG is in /root/inventory.
+# A fake `nvidia-smi` that changes the MIG mode and the instances in the inventory of the fake NVML, and lists them, on machines with
+# one GPU. The inventory without MIG is in /root/inventory.
 set -eu
 now=/usr/lib/testbed/fake-nvml.toml
 # GPU instances, one profile per line; the line number is the ID. MIG devices, one entry of the inventory per line.
@@ -8,7 +8,10 @@ instances=/run/mig-instances
 devices=/run/mig-devices
 [ -e /root/inventory ] || cp "$now" /root/inventory
 echo "$*" >>/run/nvidia-smi.log
-put() { { cat /root/inventory; printf '%s\n' "$1"; } >"$now"; }
+put() {
+    { cat /root/inventory; printf '%s\n' "$1"; } >"$now"
+    /usr/lib/testbed/tell-containers
+}
 show() {
     put "[gpu.mig]
 enabled = true
@@ -23,7 +26,17 @@ create() {
     echo "$1" >>"$instances"
     id=$(wc -l <"$instances")
 }
+# Adds the MIG device with this profile and compute instance of the GPU instance.
+add() {
+    uuid=$(printf 'MIG-00000000-0000-5000-8000-%06d%06d' "$2" "$3")
+    echo "{ profile = \"$1\", gpu-instance = $2, compute-instance = $3, uuid = \"$uuid\" }" >>"$devices"
+}
 case "$*" in
+# The format is in the NVIDIA Multi-Instance GPU User Guide, "Creating GPU Instances".
+-L)
+    cat /usr/lib/testbed/gpus
+    grep '^devices = ' "$now" | grep -o 'profile = [^}]*' | cut -d '"' -f 2,4 | awk -F '"' '{ printf "  MIG %-11s Device %2d: (UUID: %s)\n", $1, NR - 1, $2 }'
+    ;;
 *" -mig 1") clear_all && show ;;
 *" -mig 0") clear_all && put '' ;;
 *" -dci" | *" -dgi")
@@ -33,7 +46,7 @@ case "$*" in
 *" -cgi "*" -C")
     for name in $(echo "$5" | sed 's/:[0-9]*//g; s/,/ /g'); do
         create "$name"
-        echo "{ profile = \"$name\", gpu-instance = $id }" >>"$devices"
+        add "$name" "$id" 0
     done
     show
     ;;
@@ -44,7 +57,7 @@ case "$*" in
 *" -cci "*)
     at=0
     for name in $(echo "$7" | tr , ' '); do
-        echo "{ profile = \"$name\", gpu-instance = $5, compute-instance = $at }" >>"$devices"
+        add "$name" "$5" "$at"
         at=$((at + 1))
     done
     show
