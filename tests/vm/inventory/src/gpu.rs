@@ -174,6 +174,9 @@ pub struct MigDevice {
     /// Compute instance id.
     #[serde(default)]
     pub compute_instance: u32,
+    /// Numbers of the nodes in `/dev/nvidia-caps`. A process without one of them does not see the device, as in a container.
+    #[serde(default)]
+    pub capabilities: Vec<u32>,
 }
 
 /// `[[gpu.processes]]`.

@@ -77,6 +77,9 @@ impl std::error::Error for Unusable {}
 /// The file name in the directory of a library, for a program that clears the environment of its children.
 pub const BESIDE: &str = "fake-nvml.toml";
 
+/// The directory with the nodes of MIG devices.
+const CAPABILITIES: &str = "/dev/nvidia-caps";
+
 /// The two parts of the line that separates a library from its appended inventory. They are split so that the program
 /// itself does not contain this line.
 const APPENDED: [&str; 2] = ["\n# inventory of the ", "fake\n"];
@@ -114,12 +117,23 @@ impl Inventory {
         let beside = (libraries.iter()).map(|path| path.with_file_name(BESIDE));
         let named = std::env::var_os(VARIABLE).map(PathBuf::from);
         let mut others = beside.chain([default.clone()]).filter(|path| path.exists());
-        if let Some(path) = named.or_else(|| others.next()) {
-            return Self::parse(&text_of(&path)?).map_err(|source| in_file(&path, &source));
-        }
-        match libraries.iter().find_map(|path| appended(path)) {
-            Some(text) => Self::parse(&text),
-            None => Err(in_file(&default, &"it does not exist")),
+        let mut found = if let Some(path) = named.or_else(|| others.next()) {
+            Self::parse(&text_of(&path)?).map_err(|source| in_file(&path, &source))?
+        } else {
+            let text = libraries.iter().find_map(|path| appended(path));
+            Self::parse(&text.ok_or_else(|| in_file(&default, &"it does not exist"))?)?
+        };
+        found.hide_parts(Path::new(CAPABILITIES));
+        Ok(found)
+    }
+
+    /// Removes the MIG devices for which this directory does not contain all nodes.
+    fn hide_parts(&mut self, capabilities: &Path) {
+        for gpu in &mut self.gpus {
+            gpu.mig.devices.retain(|part| {
+                let mut numbers = part.capabilities.iter();
+                numbers.all(|number| capabilities.join(format!("nvidia-cap{number}")).exists())
+            });
         }
     }
 

@@ -304,6 +304,10 @@ profile = "1g.10gb"
 uuid = "MIG-aaaaaaaa-0000-0000-0000-000000000000"
 [[gpu.mig.devices]]
 profile = "3g.40gb"
+# A node that no machine has.
+[[gpu.mig.devices]]
+profile = "2g.20gb"
+capabilities = [1000000]
 "#
     );
     with(&inventory, "mig_devices_have_handles", || {

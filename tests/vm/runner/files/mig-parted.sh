@@ -1,6 +1,6 @@
 #!/bin/sh
-# Part of the test harness: compiles NVIDIA's MIG manager from its Go module, and leaves the program and its default layout file
-# in the current directory: mig-parted MODULE VERSION PATH-OF-THE-LOADED-MODULES COPIES. COPIES is the directory with the
+# Part of the test harness: compiles NVIDIA's MIG manager from its Go module, and leaves the program and its layout files in
+# the current directory: mig-parted MODULE VERSION PATH-OF-THE-LOADED-MODULES COPIES. COPIES is the directory with the
 # project's copies of the layout files, which must be the same.
 set -eu
 here=$PWD
@@ -36,5 +36,5 @@ sed -i "s|\"/proc/modules\"|\"$3\"|" "$reader"
 # module with the `go.sum` of mig-parted.
 CGO_CFLAGS='-O2 -Wno-deprecated-declarations' timeout 900 nice go build -mod=readonly -trimpath -buildvcs=false \
     -ldflags '-s -w' -o "$here/nvidia-mig-parted" ./cmd/nvidia-mig-parted
-cp deployments/systemd/config-default.yaml "$here/"
+cp deployments/systemd/config-default.yaml examples/config.yaml "$here/"
 rm -rf "$here/work"

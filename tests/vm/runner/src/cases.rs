@@ -93,7 +93,7 @@ pub struct Case {
     /// The machine has the release packages of the product, in two versions, which its scripts install.
     #[serde(default)]
     pub release_packages: bool,
-    /// The machine has NVIDIA's mig-parted and its default layout file.
+    /// The machine has NVIDIA's mig-parted and its layout files.
     #[serde(default)]
     pub mig_parted: bool,
     /// A Kubernetes control plane next to the machine.

@@ -26,10 +26,10 @@ const LIMIT: Duration = Duration::from_secs(300 + 900 + 120);
 const COPIES: &str = "tests/mig-parted";
 const LAYOUTS: [&str; 2] = ["config.yaml", "config-default.yaml"];
 
-/// The program and the layout file that cases use.
-const FILES: [&str; 2] = ["nvidia-mig-parted", "config-default.yaml"];
+/// The program and the layout files that cases use.
+const FILES: [&str; 3] = ["nvidia-mig-parted", "config-default.yaml", "config.yaml"];
 
-/// Builds the directory with the program and the layout file.
+/// Builds the directory with the program and the layout files.
 pub fn build(bed: &Bed) -> Result<PathBuf> {
     let go = golang::version()?;
     let modules = format!("{INSIDE}/driver/modules");
@@ -48,7 +48,7 @@ pub fn build(bed: &Bed) -> Result<PathBuf> {
     })
 }
 
-/// Installs the program and the layout file in `/usr/lib/testbed/mig-parted` of a machine.
+/// Installs the program and the layout files in `/usr/lib/testbed/mig-parted` of a machine.
 pub fn equip(machine: &Machine, built: &Path) -> Result<()> {
     for name in FILES {
         machine.put(&built.join(name), &format!("{INSIDE}/mig-parted/{name}"))?;
