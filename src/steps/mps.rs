@@ -2,9 +2,19 @@
 //! only if the machine is not a node of a cluster. In a cluster, the device plugin has its own daemon ([`MpsDaemon`]), and offers
 //! no GPU until the daemon responds, which `k8s.allocatable` reports.
 //!
-//! Directories, permissions, compute mode, limits and their order are those of the daemon of the device plugin:
-//! NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc), `cmd/mps-control-daemon/mps/daemon.go`. Two differences: the daemon uses
-//! `/dev/shm` of the host, like the programs, and creates no `.started`, which only its pod reads.
+//! The directories `pipe` and `log` with their parents, their permissions, the SELinux label, the compute mode and the limits are
+//! those of the daemon of the device plugin: NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc), `cmd/mps-control-daemon/mps`
+//! (`Start` and `Stop` in `daemon.go`). The differences:
+//!
+//! - The directories exist before the compute mode is set, because systemd creates them (`RuntimeDirectory=`). The plugin sets the
+//!   compute mode first. Both precede the start of the daemon.
+//! - `/run/nvidia/mps/shm` is missing, a tmpfs that the plugin mounts over `/dev/shm` of its daemon and of each pod
+//!   (`mount-shm.go`). The daemon uses `/dev/shm` of the host, like the programs of the host.
+//! - `.started` and `.ready` are missing. The plugin creates and removes them, and does not read them. With `.ready`, this step would
+//!   detect the daemon of the plugin.
+//! - At a stop, systemd ends the daemon with a signal instead of `quit`, and removes both directories. The plugin keeps `pipe`.
+//!   Without it, no program finds the files of a daemon that has exited, and `uninstall` leaves nothing. A restart keeps the
+//!   directories, because containers have mounted them.
 //!
 //! Not verified on a machine with a GPU: the daemon ignores standard input with `-d`, and the system calls and directories that the
 //! sandbox of the unit permits are sufficient for a server.

@@ -63,6 +63,7 @@ exports! {
             let gpu = it.gpu(device);
             let (major, minor) = gpu.capability();
             value.put(match attribute {
+                16 => it.multiprocessors() as c_int,
                 75 => major as c_int,
                 76 => minor as c_int,
                 _ => return Err(Code::INVALID_VALUE),
@@ -70,10 +71,15 @@ exports! {
         };
     cuDevicePrimaryCtxRetain(context: Out<usize>, device: c_int) About::Device(device), |it| {
         let device = it.listed(device)?;
-        context.put(it.context(device))
+        context.put(it.retain(device)?)
     };
     cuCtxSetCurrent(context: usize) About::None, |it| it.enter(context);
     cuCtxSynchronize() About::Current, |it| it.current().map(|_device| ());
+    cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) About::Current, |it| {
+        let (unused, all) = it.memory()?;
+        free.put(unused as usize)?;
+        total.put(all as usize)
+    };
     cuMemAlloc_v2(address: Out<u64>, bytes: usize) About::Current, |it| {
         address.put(it.allocate(bytes)?)
     };

@@ -12,6 +12,7 @@ impl Code {
     pub const INVALID_VALUE: Self = Self(1);
     pub const OUT_OF_MEMORY: Self = Self(2);
     pub const NOT_INITIALIZED: Self = Self(3);
+    pub const DEVICE_UNAVAILABLE: Self = Self(46);
     pub const NO_DEVICE: Self = Self(100);
     pub const INVALID_DEVICE: Self = Self(101);
     pub const INVALID_CONTEXT: Self = Self(201);

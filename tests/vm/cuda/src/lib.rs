@@ -5,6 +5,7 @@
 
 mod api;
 mod call;
+mod mps;
 mod pointer;
 mod process;
 

@@ -2,13 +2,15 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::fs::{File, TryLockError};
 use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
-use fake_inventory::gpu::{Gpu, uuid_bytes};
+use fake_inventory::gpu::{ComputeMode, Gpu, uuid_bytes};
 use fake_inventory::inventory::{Inventory, Unusable};
 
 use crate::call::{Answer, Code};
+use crate::mps::Limits;
 
 static PROCESS: Mutex<Option<Process>> = Mutex::new(None);
 
@@ -19,6 +21,9 @@ thread_local! {
 
 /// A context handle is a number that is never dereferenced: this value plus the device.
 const CONTEXT: usize = 0xc0de_0000;
+
+/// The number of multiprocessors of each GPU, so that the number that a program with MPS can use is its thread percentage.
+const MULTIPROCESSORS: u32 = 100;
 
 /// A listed device.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +45,10 @@ pub struct Process {
     inventory: Inventory,
     /// After `cuInit`.
     started: bool,
+    /// The limits of MPS, if this process uses it.
+    mps: Option<Limits>,
+    /// Locks on the GPUs whose compute mode is `EXCLUSIVE_PROCESS`, by their index.
+    locks: BTreeMap<usize, File>,
     devices: Vec<Listed>,
     /// By address.
     memory: BTreeMap<u64, Block>,
@@ -72,6 +81,8 @@ impl Process {
         Ok(Self {
             inventory,
             started: false,
+            mps: None,
+            locks: BTreeMap::new(),
             devices,
             memory: BTreeMap::new(),
             // Not a host address, so that a mistake is detected.
@@ -89,6 +100,8 @@ impl Process {
             return Err(Code::NO_DEVICE);
         }
         self.started = true;
+        // The library looks for the control daemon when it is initialized: nvidia-cuda-mps-control(1).
+        self.mps = Limits::find();
         Ok(())
     }
 
@@ -123,9 +136,54 @@ impl Process {
         uuid_bytes(hex).ok_or(Code::UNKNOWN)
     }
 
-    /// The handle of the primary context of a device.
-    pub fn context(&self, device: usize) -> usize {
-        CONTEXT | device
+    /// Creates the primary context of a device, and returns its handle.
+    pub fn retain(&mut self, device: usize) -> Answer<usize> {
+        self.reserve(self.devices[device].gpu)?;
+        Ok(CONTEXT | device)
+    }
+
+    /// A GPU with the compute mode `EXCLUSIVE_PROCESS` is used by one process. The MPS server is one process, so all its programs
+    /// together are one. The kernel releases the lock when the process exits. Containers do not have the file, so there the mode has
+    /// no effect.
+    fn reserve(&mut self, gpu: usize) -> Answer {
+        let row = &self.inventory.gpus[gpu];
+        if row.compute_mode != ComputeMode::ExclusiveProcess || self.locks.contains_key(&gpu) {
+            return Ok(());
+        }
+        let path = format!("/proc/driver/nvidia/gpus/{}/information", row.pci_address);
+        let Ok(file) = File::open(path) else {
+            return Ok(());
+        };
+        let locked = match self.mps {
+            Some(_) => file.try_lock_shared(),
+            None => file.try_lock(),
+        };
+        match locked {
+            Ok(()) => {
+                self.locks.insert(gpu, file);
+                Ok(())
+            }
+            Err(TryLockError::WouldBlock) => Err(Code::DEVICE_UNAVAILABLE),
+            Err(TryLockError::Error(_)) => Err(Code::UNKNOWN),
+        }
+    }
+
+    /// The multiprocessors that this process can use.
+    pub fn multiprocessors(&self) -> u32 {
+        let percent = self.mps.as_ref().and_then(|limits| limits.threads);
+        MULTIPROCESSORS * percent.unwrap_or(100) / 100
+    }
+
+    /// The bytes of the current device that this process has not allocated, and all that it can allocate.
+    pub fn memory(&self) -> Answer<(u64, u64)> {
+        let device = self.current()?;
+        let gpu = self.devices[device].gpu;
+        let limits = self.mps.as_ref();
+        let limit = limits.and_then(|limits| limits.memory.get(&gpu).copied());
+        let all = limit.unwrap_or(self.gpu(device).memory_mib) << 20;
+        let of_it = (self.memory.values()).filter(|block| block.device == device);
+        let used: u64 = of_it.map(|block| block.bytes.len() as u64).sum();
+        Ok((all.saturating_sub(used), all))
     }
 
     /// The device of a context.
@@ -149,7 +207,7 @@ impl Process {
     /// Memory of the current device.
     pub fn allocate(&mut self, bytes: usize) -> Answer<u64> {
         let device = self.current()?;
-        if bytes as u64 > self.gpu(device).memory_mib << 20 {
+        if bytes as u64 > self.memory()?.0 {
             return Err(Code::OUT_OF_MEMORY);
         }
         let address = self.next;

@@ -1,7 +1,7 @@
 #!/bin/sh
-# A fake `nvidia-smi` that changes the MIG mode and the instances in the inventory of the fake NVML, on machines with one GPU. The
-# inventory without MIG is in /root/inventory. Like the driver, it shows the nodes of the instances: their numbers are as on the
-# first GPU of a real machine.
+# A fake `nvidia-smi` that changes the MIG mode and the instances in the inventory of the fake NVML, and lists them, on machines with
+# one GPU. The inventory without MIG is in /root/inventory. Like the driver, it shows the nodes of the instances: their numbers are
+# as on the first GPU of a real machine.
 #
 # /usr/lib/testbed/mig-smi.conf can set:
 #   ampere=1          the MIG mode changes at the reset
@@ -107,10 +107,17 @@ compute() {
         # On a real machine, `nvidia-ctk system create-dev-char-symlinks --create-all` has created the symlinks of all possible nodes.
         ln -sf /dev/nvidia-caps/nvidia-cap$minor /dev/char/508:$minor
     done
-    echo "{ profile = \"$1\", gpu-instance = $2, compute-instance = $3, capabilities = [$of_gpu, $of_compute] }" >>"$devices"
+    uuid=$(printf 'MIG-00000000-0000-5000-8000-%06d%06d' "$2" "$3")
+    echo "{ profile = \"$1\", gpu-instance = $2, compute-instance = $3, capabilities = [$of_gpu, $of_compute], uuid = \"$uuid\" }" >>"$devices"
 }
 
 case "$*" in
+# The format is in the NVIDIA Multi-Instance GPU User Guide, "Creating GPU Instances".
+-L)
+    cat /usr/lib/testbed/gpus
+    grep '^devices = ' "$now" | grep -o 'profile = [^}]*' | cut -d '"' -f 2,4 |
+        awk -F '"' '{ printf "  MIG %-11s Device %2d: (UUID: %s)\n", $1, NR - 1, $2 }'
+    ;;
 *" -mig "[01])
     case "$*" in *1) touch "$pending" ;; *) rm -f "$pending" ;; esac
     if [ -n "$ampere" ]; then
