@@ -15,7 +15,6 @@ use crate::{
         packages::{Repository, Signed},
         text::reads_any_text,
     },
-    modules::archive,
     tools::{
         openpgp,
         packages::{Manager, Settings, mirrors::Mirror},
@@ -566,10 +565,6 @@ async fn prebuilt_modules_are_copied_with_their_signature() {
                 assert_eq!(text(&path), "modules");
                 assert_eq!(text(&format!("{path}{SIGNATURE}")), signature);
                 assert!(has(&format!("{path}{SIGNATURE}")));
-                // The directory is a source for the nodes.
-                let directory = format!("{DIRECTORY}/modules");
-                let found = archive(&host, &directory, &name, &prebuilt.trust()).await;
-                assert_eq!(found.unwrap().0, b"modules");
             }
             Some(line) => assert!(line.contains("https://a.example.org: "), "{line}"),
         }
