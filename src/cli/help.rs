@@ -512,8 +512,8 @@ fn values() -> Vec<(String, String)> {
     rows.into_iter().map(row).collect()
 }
 
-/// Returns the sections of a command, in the order of a manual page. The name of the program itself is empty, and that of a
-/// command below another one is `bundle-create`.
+/// Returns the sections of a command, in the order of a manual page. The name of the program itself is empty. A command below
+/// another one has a name such as `bundle-create`.
 pub fn sections(command: &str) -> Vec<Section> {
     let Some((_, examples, exits, files)) = COMMANDS.iter().find(|(name, ..)| *name == command)
     else {

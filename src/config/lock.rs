@@ -4,7 +4,7 @@
 //! state. The versions of dependencies are in [`LockedPackages`], which the package transactions enforce.
 //!
 //! The file is TOML with one package per line, sorted by name, so that a diff shows the versions that have changed. The SHA-256 of
-//! a package is that of its file in the package lists, which the vendor has signed. A line without one has only a version.
+//! a package file comes from the package lists, which the vendor has signed. A line without one has only a version.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

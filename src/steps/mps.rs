@@ -3,7 +3,7 @@
 //! no GPU until the daemon responds, which `k8s.allocatable` reports.
 //!
 //! The directories `pipe` and `log` with their parents, their permissions, the SELinux label, the compute mode and the limits are
-//! those of the daemon of the device plugin: NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc), `cmd/mps-control-daemon/mps`
+//! the same as for the daemon of the device plugin: NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc), `cmd/mps-control-daemon/mps`
 //! (`Start` and `Stop` in `daemon.go`). The differences:
 //!
 //! - The directories exist before the compute mode is set, because systemd creates them (`RuntimeDirectory=`). The plugin sets the

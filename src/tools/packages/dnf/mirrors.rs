@@ -79,13 +79,13 @@ fn copy(state: &Utf8Path, at: usize) -> Utf8PathBuf {
     state.join(COPIES).join(at.to_string())
 }
 
-/// The limit of an uncompressed `primary.xml` in bytes. That of EPEL 9 has about 100 MB.
+/// The limit of an uncompressed `primary.xml` in bytes. EPEL 9 has about 100 MB.
 const PRIMARY_LIMIT: u64 = 1 << 30;
 
 /// The longest part of a `primary.xml` in memory, in bytes. A longer text of an element is divided.
 const PART_LIMIT: u64 = 1 << 16;
 
-/// Whether a name is that of the cache directory of a repository: `ID-HASH`.
+/// Whether this is the name of the cache directory of a repository: `ID-HASH`.
 fn is_cache(name: &str) -> bool {
     name.rsplit_once('-').is_some_and(|(_, hash)| {
         hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
