@@ -10,7 +10,7 @@
 //!
 //! `repoquery` does not print digests: since 4.15 it has a list of permitted tags (`ALLOWED_QUERY_TAGS` in
 //! `dnf/cli/commands/repoquery.py`). Therefore they are read from the list `primary.xml` in the cache, if it is uncompressed or
-//! compressed with gzip, as in the repositories of AlmaLinux and NVIDIA.
+//! compressed with gzip. Packages of other repositories have no digest, which `lock` reports.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -79,7 +79,7 @@ fn copy(state: &Utf8Path, at: usize) -> Utf8PathBuf {
     state.join(COPIES).join(at.to_string())
 }
 
-/// The limit of an uncompressed `primary.xml` in bytes. EPEL 9 has about 100 MB.
+/// The limit of an uncompressed `primary.xml` in bytes.
 const PRIMARY_LIMIT: u64 = 1 << 30;
 
 /// The longest part of a `primary.xml` in memory, in bytes. A longer text of an element is divided.
