@@ -109,5 +109,7 @@ mod tests {
         for lines in ["\"SystemdCgroup\" = false\n", "SystemdCgroup =\n[", header] {
             assert!(!set(format!("{header}{lines}")), "{lines}");
         }
+        // A header that the pattern of `sed` does not match.
+        assert!(!set(header.replace(']', "] # x")));
     }
 }
