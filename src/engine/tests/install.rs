@@ -613,6 +613,7 @@ async fn node_is_reported_as_validated_only_by_a_successful_validation() {
             fixed("validation.container", skipped()),
             fixed("validation.compute", compute),
         ]);
+        rig.fakes.files.put("/var/lib/dpkg/status", "");
         let report = rig.install().await.unwrap();
         let node = report.node.expect("a node");
         assert_eq!(node.validated.as_deref(), expected);
