@@ -228,6 +228,15 @@ pub fn remove_container(name: &str) -> Cmd {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::fake::{failed, ok};
+
+    /// podman-image-exists(1): status 125 is an error of the storage.
+    #[test]
+    fn image_is_unknown_after_a_storage_error() {
+        let answers = [ok(""), failed(1, ""), failed(125, "Error: short read")];
+        let found = answers.map(|answer| Podman.has_image("a", &answer));
+        assert_eq!(found, [Some(true), Some(false), None]);
+    }
 
     #[test]
     fn used_image_is_not_removed_with_its_containers() {

@@ -109,12 +109,7 @@ fn leaves_module(cx: &Cx<'_>, driver: &DriverSpec, without: &[String]) -> Result
     if !for_the_same {
         return Ok(false);
     }
-    match knows_others(cx.host.files(), module) {
-        Ok(others) => Ok(!others),
-        // A recording may not contain these files.
-        Err(error) if error.not_reported().is_some() => Ok(false),
-        Err(error) => Err(error.into()),
-    }
+    Ok(!knows_others(cx.host.files(), module)?)
 }
 
 /// Returns whether DKMS has any module, or already has a source of this one.

@@ -437,6 +437,7 @@ mod tests {
     use super::*;
     use crate::{
         config::desired::{DevicePluginSpec, SharingMethod, SharingSpec},
+        host::fake,
         steps::fixtures::{self, desired, facts, nvml_device},
     };
 
@@ -645,6 +646,27 @@ mod tests {
             ..bare()
         };
         assert!(matches!(found(&silent, 4), Assessment::BlockedNow { .. }));
+    }
+
+    #[tokio::test]
+    async fn running_daemon_of_the_cluster_blocks_a_second_one() {
+        let (host, fakes) = fake::host();
+        let (facts, want) = (facts(), mps(4, MpsDaemon::Host));
+        fakes.files.put(
+            "/proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  x\n",
+        );
+        fakes.files.put("/run/nvidia/mps/.ready", "");
+        fakes.exec.on("systemctl", |_, _| {
+            fake::ok("LoadState=not-found\nActiveState=inactive\nUnitFileState=\n")
+        });
+        let state = fixtures::state(&host, facts.clone());
+        let cx = fixtures::cx(&host, &facts, &state, &want);
+        let (why, _) = assess(&cx).await.expect("readable").expect_blocked();
+        assert!(
+            why.contains("daemon of the device plugin serves the GPUs"),
+            "{why}"
+        );
     }
 
     #[test]

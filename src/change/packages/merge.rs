@@ -61,3 +61,33 @@ pub fn merge<'c>(changes: impl IntoIterator<Item = (usize, &'c Change)>) -> Merg
         removing: gone,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_step_with_another_version_of_a_package_waits() {
+        let first = Some("580.*");
+        for (second, merged) in [
+            (Some("580.*"), &[0, 1][..]),
+            (None, &[0, 1]),
+            (Some("595.*"), &[0]),
+        ] {
+            let changes = [first, second].map(|version| Change::InstallPackages {
+                packages: vec![PackageSpec {
+                    name: "driver".into(),
+                    version: version.map(str::to_owned),
+                }],
+                removing: Vec::new(),
+                later: false,
+            });
+            let merged_now = merge(changes.iter().enumerate());
+            assert_eq!(merged_now.steps, merged, "{second:?}");
+            let [driver] = &merged_now.packages[..] else {
+                panic!("{merged_now:?}");
+            };
+            assert_eq!(driver.version.as_deref(), first);
+        }
+    }
+}

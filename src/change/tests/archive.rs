@@ -302,7 +302,7 @@ impl Archive {
         }
     }
 
-    fn get(&self, cmd: &Cmd) -> Output {
+    pub(super) fn get(&self, cmd: &Cmd) -> Output {
         let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
         let names = cmd.args.iter().skip_while(|arg| *arg != "--").skip(1);
         let names: Vec<String> = names.cloned().collect();
@@ -407,6 +407,10 @@ impl Archive {
             installed.insert(name.clone(), new);
             scripts.push((name, offered));
             for needed in offered.depends {
+                if going.iter().any(|name| name == needed) {
+                    return self
+                        .failed("E: Unable to correct problems, you have held broken packages.");
+                }
                 if installed.get(*needed).is_none_or(|there| there.gone) {
                     open.push(((*needed).to_owned(), true));
                 }

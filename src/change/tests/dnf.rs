@@ -43,6 +43,7 @@ pub(super) fn words(class: FailureClass, what: &str) -> String {
         FailureClass::Script => {
             "Error in PREIN scriptlet in rpm package a\nError: Transaction failed"
         }
+        FailureClass::Unmet => "Error: \n Problem: conflicting requests",
         _ => "Error: ",
     };
     format!("{sign}\n{what}")

@@ -48,6 +48,15 @@ async fn file_is_restored_with_mode_and_owner() {
         .await;
 }
 
+/// A sync of all filesystems may take minutes, or fail because of a filesystem of another program.
+#[tokio::test]
+async fn undo_of_a_file_syncs_no_other_files() {
+    let machine = TestMachine::new();
+    let undo = machine.apply(&write("/etc/a", "ours")).await.unwrap();
+    (machine.fakes.files).damage("/", Damage::Syncs, Errno::EIO);
+    machine.reverts(&undo).await;
+}
+
 #[tokio::test]
 async fn changed_file_keeps_its_owner() {
     let machine = TestMachine::new();
@@ -730,4 +739,19 @@ async fn lines_added_later_are_kept() {
         told.contains("diff -u ") && told.contains("add them to it"),
         "{told}"
     );
+}
+
+/// The undo has restored the last line, but was interrupted before it was recorded.
+#[tokio::test]
+async fn repeated_undo_keeps_lines_added_after_the_restored_ones() {
+    const TABLE: &str = "/etc/fstab";
+    let root = "/dev/vda1 / ext4 defaults 0 1\n";
+    let before = format!("{root}/swap.img none swap sw 0 0\n");
+    let machine = TestMachine::new();
+    machine.fakes.files.put(TABLE, &*before);
+    let undo = machine.apply(&write(TABLE, root)).await.unwrap();
+    let now = format!("{before}/dev/vdc /data ext4 x 0 2\n");
+    machine.fakes.files.put(TABLE, &*now);
+    machine.reverts_nothing(&undo).await;
+    assert_eq!(machine.fakes.files.text(TABLE), now);
 }

@@ -15,6 +15,7 @@ use crate::{
 
 with_each_manager! {
     replaced_packages_change_version_or_are_removed
+    replaced_package_that_the_driver_needs_changes_version
     other_packages_keep_their_version
     undo_contains_the_previous_version
     our_driver_components_may_be_replaced
@@ -82,6 +83,20 @@ async fn replaced_packages_change_version_or_are_removed(kind: Kind) {
     let back = install("535.*", &["driver", "library-2"]);
     machine.apply(&back).await.unwrap();
     assert_eq!(installed(&archive), ["driver 535.1", "library-1 535.1"]);
+}
+
+/// The driver depends on any version of a library that the plan replaces, so the library cannot be removed.
+async fn replaced_package_that_the_driver_needs_changes_version(kind: Kind) {
+    let machine = TestMachine::with(kind);
+    let archive = Archive::on(&machine);
+    let (driver, library) = ("nvidia-driver-cuda", "nvidia-driver-libs");
+    archive.have(library, "535.1");
+    archive.offer(library, Offered::new("580.1", &[]));
+    archive.offer(driver, Offered::new("580.1", &["nvidia-driver-libs"]));
+    let change = replace(vec![spec(driver, Some("580.*"))], &[library]);
+    machine.apply(&change).await.unwrap();
+    let expected = [driver, library].map(|name| format!("{name} 580.1"));
+    assert_eq!(installed(&archive), expected);
 }
 
 async fn other_packages_keep_their_version(kind: Kind) {

@@ -336,6 +336,34 @@ async fn interrupted_repair_may_remove_duplicates() {
     machine.apply(&Change::RepairPackages).await.unwrap();
 }
 
+/// An interrupted upgrade leaves two versions of a package. No repository has the old one, and a reinstallation of the new one
+/// removes it.
+#[tokio::test]
+async fn repair_does_not_reinstall_the_old_version() {
+    const OLD: &str = "/var/lib/rpm/old-runc";
+    let (machine, archive) = interrupted("runc").await;
+    machine.fakes.files.put(OLD, "");
+    let own = archive.clone();
+    machine.fakes.exec.on("rpm", move |cmd, files| {
+        let mut output = own.rpm(cmd);
+        if has(cmd, "-qa") && output.stdout.contains("runc\t") && files.exists(OLD.into()).unwrap()
+        {
+            (output.stdout).push_str("runc\tx86_64\t(none)\t1.1.4\t(none)\t(none)\t(none)\n");
+        }
+        output
+    });
+    let own = archive.clone();
+    machine.fakes.exec.on("dnf", move |cmd, files| {
+        let is_real = !has(cmd, "--assumeno") && !has(cmd, "--downloadonly");
+        if has(cmd, "reinstall") && is_real {
+            files.take(OLD);
+        }
+        own.dnf(cmd)
+    });
+    machine.apply(&Change::RepairPackages).await.unwrap();
+    assert!(!archive.package("runc").half);
+}
+
 /// dnf would complete the dependencies with any suitable packages, such as the other module flavor.
 #[tokio::test]
 async fn repair_first_installs_the_missing_packages_of_the_transaction() {

@@ -14,6 +14,7 @@ use crate::{
         fake::failed,
         files::{FreeSpace, Inodes},
     },
+    tools::packages::FailureClass,
 };
 
 const GB: u64 = 1_000_000_000;
@@ -206,6 +207,24 @@ async fn failure_without_a_source_is_never_ignored() {
                 (28: No space left on device)";
     let (machine, _, applier) = with_dead_source(full);
     assert_eq!(refresh(&machine, &applier).await, Err("no-disk-space"));
+}
+
+/// Whether the failed source is needed is then unknown, but only the first error prevents every transaction.
+#[tokio::test]
+async fn unreadable_sources_are_reported_instead_of_a_failed_source() {
+    for (words, class) in rows! {
+        "E: The list of sources could not be read.", FailureClass::Sources;
+        "E: Unable to correct problems, you have held broken packages.", FailureClass::Network;
+    } {
+        let (machine, apt, applier) = with_dead_source(REFUSED);
+        (machine.fakes.exec).on("apt-get", move |cmd, _| {
+            match cmd.args.iter().any(|arg| arg == "--print-uris") {
+                true => failed(100, words),
+                false => apt.get(cmd),
+            }
+        });
+        assert_eq!(refresh(&machine, &applier).await, Err(class.reason()));
+    }
 }
 
 #[tokio::test]

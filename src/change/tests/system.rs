@@ -196,6 +196,12 @@ async fn failed_unit_shows_its_last_output() {
         error.to_string().contains("cannot open /dev/nvidiactl"),
         "{error}"
     );
+    // Another attempt would only fail again.
+    let lines = machine.fakes.exec.lines();
+    let starts = lines
+        .iter()
+        .filter(|line| line.starts_with("systemctl start"));
+    assert_eq!(starts.count(), 1, "{lines:?}");
     for unit in ["masked.service", "absent.service"] {
         machine.units.put("masked.service", "masked", "inactive");
         let error = machine.apply(&enable(unit)).await.unwrap_err();

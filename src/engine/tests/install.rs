@@ -610,3 +610,22 @@ async fn panicking_change_fails_its_step_and_ends_the_run() {
     assert_eq!(outcomes(&report), ["a failed", "b not-run"]);
     assert!(why(&report, "a").contains("task panicked"));
 }
+
+#[tokio::test]
+async fn node_is_reported_as_validated_only_by_a_successful_validation() {
+    let skipped = || Assessment::not_applicable("validation.compute = false");
+    for (compute, expected) in [
+        (satisfied("kernels run"), Some("on the host")),
+        (skipped(), None),
+    ] {
+        let rig = Rig::new([
+            fixed("driver.module", satisfied("loaded")),
+            fixed("validation.container", skipped()),
+            fixed("validation.compute", compute),
+        ]);
+        rig.fakes.files.put("/var/lib/dpkg/status", "");
+        let report = rig.install().await.unwrap();
+        let node = report.node.expect("a node");
+        assert_eq!(node.validated.as_deref(), expected);
+    }
+}

@@ -251,6 +251,12 @@ mod tests {
                 "turn-off-swap"
             ]
         );
+        // The settings of the running kernel also apply after the next boot.
+        let sysctls = "net.bridge.bridge-nf-call-ip6tables = 1\nnet.bridge.bridge-nf-call-iptables = 1\n\
+                       net.ipv4.ip_forward = 1\n";
+        let modules = Change::write(MODULES_FILE, format!("{HEADER}overlay\nbr_netfilter\n"));
+        let sysctls = Change::write(SYSCTL_FILE, format!("{HEADER}{sysctls}"));
+        assert_eq!(changes[..2], [modules, sysctls]);
         // Mounts that another program adds in the meantime must not be lost.
         let fstab = bare.fstab.as_deref().expect("a file");
         assert!(
