@@ -251,6 +251,11 @@ mod tests {
                 "turn-off-swap"
             ]
         );
+        let sysctls = "net.bridge.bridge-nf-call-iptables = 1\nnet.ipv4.ip_forward = 1\n";
+        assert!(
+            matches!(&changes[1], Change::WriteFile { content, .. } if content.ends_with(sysctls)),
+            "{changes:?}"
+        );
         // Mounts that another program adds in the meantime must not be lost.
         let fstab = bare.fstab.as_deref().expect("a file");
         assert!(
