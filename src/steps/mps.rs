@@ -427,6 +427,7 @@ mod tests {
     use super::*;
     use crate::{
         config::desired::{DevicePluginSpec, SharingMethod, SharingSpec},
+        host::fake,
         steps::fixtures::{self, desired, facts, nvml_device},
     };
 
@@ -635,6 +636,23 @@ mod tests {
             ..bare()
         };
         assert!(matches!(found(&silent, 4), Assessment::BlockedNow { .. }));
+    }
+
+    #[tokio::test]
+    async fn gpus_of_the_device_plugins_daemon_get_no_second_daemon() {
+        let (host, fakes) = fake::host();
+        (fakes.exec).on("systemctl", |_, _| fake::ok("LoadState=not-found\n"));
+        fakes.files.put(
+            "/proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  x\n",
+        );
+        fakes.files.put(PROGRAM, "");
+        fakes.files.put(READY_IN_CLUSTER, "");
+        let (facts, want) = (facts(), mps(4, MpsDaemon::Host));
+        let state = fixtures::state(&host, facts.clone());
+        let cx = fixtures::cx(&host, &facts, &state, &want);
+        let (why, _) = assess(&cx).await.expect("readable").expect_blocked();
+        assert!(why.contains("serves the GPUs"), "{why}");
     }
 
     #[test]
