@@ -302,7 +302,7 @@ impl Archive {
         }
     }
 
-    fn get(&self, cmd: &Cmd) -> Output {
+    pub(super) fn get(&self, cmd: &Cmd) -> Output {
         let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
         let names = cmd.args.iter().skip_while(|arg| *arg != "--").skip(1);
         let names: Vec<String> = names.cloned().collect();
