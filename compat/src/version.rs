@@ -517,6 +517,11 @@ mod tests {
         for text in ["", "R", "58", "R580.1", "-580", "99999"] {
             assert!(text.parse::<Branch>().is_err(), "{text}");
         }
+        // Only the suffix of a package name is a flavor.
+        for (text, advises) in [("570-open", true), ("570.133", false), ("-open", false)] {
+            let error = text.parse::<Branch>().unwrap_err().to_string();
+            assert_eq!(error.contains("`driver.flavor`"), advises, "{error}");
+        }
     }
 
     #[test]

@@ -495,3 +495,35 @@ fn reason(exit: Exit, jobs: &[Job], notes: &[String]) -> String {
         });
     (of_rollback.cloned().or(of_step)).unwrap_or_else(|| format!("exit status {}", exit.code()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{MAINTENANCE, MaintenanceState, in_progress};
+    use crate::{
+        change::{Change, Undo},
+        journal::{AppliedChange, fold},
+    };
+
+    /// An interrupted drain may have evicted pods, so the node is out of service.
+    #[test]
+    fn node_waits_only_while_a_run_takes_it_out_of_service() {
+        for (runs, open, whole, state) in rows! {
+            true, true, false, MaintenanceState::Waiting;
+            false, true, false, MaintenanceState::OutOfService;
+            true, false, true, MaintenanceState::OutOfService;
+        } {
+            let mut receipt = fold(&[]);
+            receipt.applied.push(AppliedChange {
+                intent: 1,
+                at: jiff::Timestamp::UNIX_EPOCH,
+                steps: vec![MAINTENANCE],
+                change: Change::RefreshRepositories,
+                undo: Undo::nothing("a test"),
+                open,
+                whole,
+            });
+            let found = in_progress(&receipt, runs).expect("maintenance");
+            assert_eq!(found.state, state, "{runs} {open}");
+        }
+    }
+}

@@ -90,13 +90,14 @@ mod tests {
     #[test]
     fn only_a_valid_result_has_a_command() {
         let header = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\n";
-        let set = |text: String| {
+        let set_to = |text: String, value: &str| {
             let file = ConfigFile {
                 path: "/etc/containerd/config.toml".into(),
                 text: Some(text),
             };
-            set_in_runtime(&file, "nvidia", ".options", "SystemdCgroup", "true").is_some()
+            set_in_runtime(&file, "nvidia", ".options", "SystemdCgroup", value).is_some()
         };
+        let set = |text| set_to(text, "true");
         for lines in [
             "",
             "SystemdCgroup = false\n",
@@ -111,5 +112,9 @@ mod tests {
         }
         // A header that the pattern of `sed` does not match.
         assert!(!set(header.replace(']', "] # x")));
+        // The value would end the argument or the `sed` command in it, or `sed` would change it.
+        for value in ["\"it's\"", "\"a|b\"", "\"a&b\""] {
+            assert!(!set_to(header.to_owned(), value), "{value}");
+        }
     }
 }

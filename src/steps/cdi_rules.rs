@@ -317,11 +317,11 @@ pub(super) fn hiding<'s>(
 mod tests {
     use super::{MachineDevices, SeenSpec, dead_node, stale};
     use crate::{
-        host::{MigDevice, NvmlView, files::FileKind},
+        host::{MigDevice, NvmlView, fake, files::FileKind},
         mig::{Visible, visible},
         model::version::DriverVersion,
         runtimes::cdi::parse,
-        steps::fixtures::nvml_device,
+        steps::fixtures::{cx, desired, facts, nvml_device, state},
     };
 
     const SPEC: &str = r#"
@@ -404,6 +404,20 @@ devices:
             why(&seen(&old), &one, "535.261.03")
                 .contains("version 0.4.0, which does not allow names")
         );
+    }
+
+    #[tokio::test]
+    async fn specification_is_compared_with_the_gpus_and_drivers_of_the_machine() {
+        let (host, fakes) = fake::host();
+        let devices = "Character devices:\n  1 mem\n195 nvidia\n";
+        fakes.files.put("/proc/devices", devices);
+        let (facts, want) = (facts(), desired());
+        let state = state(&host, facts.clone());
+        let cx = cx(&host, &facts, &state, &want);
+        let found = super::machine(&cx, false).await.expect("readable");
+        let why = stale(&seen(SPEC), &found, &loaded("535.261.03"));
+        assert!(why.is_some_and(|why| why.contains("but 2 are on the bus")));
+        assert_eq!(found.major_of("/dev/nvidia0"), Some(("nvidia", 195)));
     }
 
     /// Compares device names of a specification with an NVML view.

@@ -649,24 +649,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn running_daemon_of_the_cluster_blocks_a_second_one() {
+    async fn gpus_of_the_device_plugins_daemon_get_no_second_daemon() {
         let (host, fakes) = fake::host();
-        let (facts, want) = (facts(), mps(4, MpsDaemon::Host));
+        (fakes.exec).on("systemctl", |_, _| fake::ok("LoadState=not-found\n"));
         fakes.files.put(
             "/proc/driver/nvidia/version",
             "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  x\n",
         );
-        fakes.files.put("/run/nvidia/mps/.ready", "");
-        fakes.exec.on("systemctl", |_, _| {
-            fake::ok("LoadState=not-found\nActiveState=inactive\nUnitFileState=\n")
-        });
+        fakes.files.put(PROGRAM, "");
+        fakes.files.put(READY_IN_CLUSTER, "");
+        let (facts, want) = (facts(), mps(4, MpsDaemon::Host));
         let state = fixtures::state(&host, facts.clone());
         let cx = fixtures::cx(&host, &facts, &state, &want);
         let (why, _) = assess(&cx).await.expect("readable").expect_blocked();
-        assert!(
-            why.contains("daemon of the device plugin serves the GPUs"),
-            "{why}"
-        );
+        assert!(why.contains("serves the GPUs"), "{why}");
     }
 
     #[test]

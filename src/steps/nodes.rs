@@ -261,9 +261,11 @@ mod tests {
             assess(&cx).await.expect("readable")
         };
         files.put_device("/dev/nvidiactl", 195, 255);
-        files.put_link("/dev/char/195:255", "/dev/nvidiactl");
         // `nvidia_uvm` is not loaded, which `driver.module` reports.
         files.put("/proc/modules", "nvidia 1 0 - Live 0x0\n");
+        let (why, _) = assess().await.expect_needs();
+        assert!(why.contains("`/dev/nvidiactl`"), "{why}");
+        files.put_link("/dev/char/195:255", "/dev/nvidiactl");
         assess().await.expect_satisfied();
         files.put(
             "/proc/modules",

@@ -203,6 +203,7 @@ mod tests {
     use crate::{
         change::Change,
         config::desired::{Desired, ModuleOption},
+        step::Assessment,
         steps::fixtures::desired,
         tools::kmod::ModuleSetting,
     };
@@ -299,6 +300,13 @@ mod tests {
             why.ends_with("`/etc/modprobe.d/site.conf` sets NVreg_EnableGpuFirmware=1, not 0"),
             "{why}"
         );
+        // The setting may name the module like the module file, but an option of another module does not count.
+        for (module, is_same) in [("nvidia_current", true), ("nvidia_drm", false)] {
+            let mut state = theirs("1", "1");
+            state.others[0].1.module = module.into();
+            let answer = decide(&state, &wanted());
+            assert_eq!(matches!(answer, Assessment::Satisfied { .. }), is_same);
+        }
         // The next boot uses the other value, so the loaded module must match it.
         let (_, changes) = decide(&theirs("1", "0"), &wanted()).expect_needs();
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));

@@ -112,6 +112,12 @@ fn verdicts() {
     }
 }
 
+#[test]
+fn reason_for_an_unknown_result_comes_first() {
+    let why = ask("10de:3fff", "", "", "").why;
+    assert!(why[0].contains("is not in the matrix"), "{why:?}");
+}
+
 /// A newer long-term branch exists, but is not recommended yet.
 #[test]
 fn reason_for_older_long_term_branch_is_reported() {

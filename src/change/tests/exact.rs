@@ -1,12 +1,12 @@
-//! Tests packages that only work with a driver of exactly the same version.
+//! Tests packages that only work with a driver of exactly the same version, and versions of a lock file.
 
 use super::{
     archive::{Archive, Kind, Offered},
     kit::{TestMachine, says},
-    packages::{replace, spec},
+    packages::{install, replace, spec},
     with_each_manager,
 };
-use crate::{error::Report, exit::Exit};
+use crate::{config::desired::LockedPackages, error::Report, exit::Exit, host::fake::failed};
 
 with_each_manager! {
     companion_package_gets_the_driver_version
@@ -37,4 +37,30 @@ async fn companion_package_gets_the_driver_version(kind: Kind) {
         assert_eq!(error.exit(), Exit::Blocked);
         assert_eq!(machine.snapshot(), before, "{other}");
     }
+}
+
+/// apt selects the newest version of a dependency, also if a requested package requires an older one.
+#[tokio::test]
+async fn locked_dependencies_that_apt_does_not_select_are_requested() {
+    let mut machine = TestMachine::with(Kind::Apt);
+    machine.applier.policy.guard.lock = Some(LockedPackages {
+        versions: ["driver", "library"]
+            .map(|name| (name.to_owned(), "1.0-1".to_owned()))
+            .into(),
+        is_whole: true,
+        ..LockedPackages::default()
+    });
+    let archive = Archive::on(&machine);
+    archive.offer("driver", Offered::new("1.0-1", &["library"]));
+    archive.offer("library", Offered::new("1.0-1", &[]));
+    let own = archive.clone();
+    machine.fakes.exec.on("apt-get", move |cmd, _| {
+        let names = |package: &str| cmd.args.iter().any(|arg| arg.starts_with(package));
+        match names("driver=") && !names("library=") {
+            true => failed(100, "The following packages have unmet dependencies:"),
+            false => own.get(cmd),
+        }
+    });
+    machine.apply(&install(&["driver"])).await.unwrap();
+    assert!(archive.installed.lock().unwrap().contains_key("library"));
 }

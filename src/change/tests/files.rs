@@ -10,7 +10,7 @@ use crate::{
     error::{Report, one_line},
     exit::Exit,
     host::{
-        ReadFiles,
+        FileKind, ReadFiles,
         digest::sha256,
         fake::{Damage, diff, ok},
         files::unfinished,
@@ -396,6 +396,12 @@ async fn file_truncated_by_an_interrupted_tool_is_restored() {
         machine.fakes.files.text("/etc/docker/daemon.json"),
         "{\"a\""
     );
+    // The path is no longer a file, so it has no content to restore.
+    machine.fakes.files.take("/etc/docker/daemon.json");
+    (machine.fakes.files).put_directory("/etc/docker/daemon.json", 0o755);
+    machine.recover(&undo).await;
+    let stat = machine.fakes.files.stat("/etc/docker/daemon.json".into());
+    assert_eq!(stat.unwrap().unwrap().kind, FileKind::Directory);
 }
 
 #[tokio::test]

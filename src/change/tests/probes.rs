@@ -141,6 +141,28 @@ fn in_image(runtime: RuntimeKind, image: &str) -> Change {
     }
 }
 
+/// A machine without a registry may have the image from an archive.
+#[tokio::test]
+async fn existing_image_is_not_pulled_and_not_removed() {
+    for (runtime, program) in [
+        (RuntimeKind::Docker, "docker"),
+        (RuntimeKind::Podman, "podman"),
+    ] {
+        let machine = machine();
+        machine.fakes.exec.on(program, |cmd, _| {
+            let runs = cmd.args.iter().any(|word| word == "run");
+            ok(if runs { SEEN } else { "" })
+        });
+        let change = in_image(runtime, "registry/x:1");
+        let undo = machine.apply(&change).await.unwrap();
+        machine.revert(&undo).await;
+        let lines = machine.fakes.exec.lines();
+        assert!(lines.iter().any(|line| line.contains(" run ")), "{lines:?}");
+        let changes = |line: &String| line.contains(" pull ") || line.contains("image rm");
+        assert!(!lines.iter().any(changes), "{lines:?}");
+    }
+}
+
 #[tokio::test]
 async fn permanent_pull_error_is_not_retried() {
     let machine = TestMachine::new();

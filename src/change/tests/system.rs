@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::kit::{TestMachine, configure};
+use super::kit::{TestMachine, configure, says};
 use crate::{
     change::{ApplyChanges, Change, Reverted},
     config::desired::Daemon,
@@ -627,6 +627,12 @@ async fn initramfs_is_rebuilt_after_its_files_are_restored() {
         .on("update-initramfs", |_, _| failed(1, "cpio failed"));
     let error = machine.apply(&change).await.unwrap_err();
     assert!(!error.to_string().contains("without `"), "{error}");
+    machine.fakes.exec.forget("update-initramfs");
+    let error = machine.fails(&change).await;
+    says(
+        error,
+        "rebuild the initramfs of 6.1.0 without `update-initramfs`",
+    );
     machine.fakes.files.take("/boot/initrd.img-6.1.0");
     assert!(matches!(
         machine.revert(&undo).await,

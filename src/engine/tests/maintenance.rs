@@ -31,3 +31,22 @@ async fn node_returns_only_if_the_failed_change_had_no_effect() {
         );
     }
 }
+
+/// The changes for the next boot are made before the node leaves service. One that stays is a change of the machine.
+#[tokio::test]
+async fn upgrade_that_does_not_start_reports_changes_that_stay() {
+    for (stays, exit) in [(false, Exit::Blocked), (true, Exit::StepFailed)] {
+        let mut rig = Rig::new([packages("p", &["one"])]);
+        rig.options.request.upgrade = true;
+        rig.options.request.reboot = true;
+        *rig.change_applier.refuses.lock().unwrap() = Some("no process uses a GPU".to_owned());
+        if stays {
+            *rig.change_applier.fails.lock().unwrap() = Some("restore".to_owned());
+        }
+        let report = rig.install().await.unwrap();
+        assert_eq!(report.exit, exit, "{:?}", report.notes);
+        assert!(!rig.log().iter().any(|line| line == "install one"));
+        let told = |note: &String| note.contains("is no longer needed, but");
+        assert_eq!(report.notes.iter().any(told), stays, "{:?}", report.notes);
+    }
+}

@@ -72,6 +72,16 @@ async fn driver_is_recorded_although_another_step_failed() {
     assert_eq!(remembered(&rig).await, (true, String::new()));
 }
 
+#[tokio::test]
+async fn driver_is_not_recorded_if_its_validation_failed() {
+    let others = ["driver.packages", "driver.module"].map(|id| fixed(id, satisfied("working")));
+    let validation_run = file("validation.devices", "/devices", "x");
+    let rig = Rig::new(others.into_iter().chain([validation_run]));
+    rig.fakes.files.put(DATABASE, "");
+    *rig.change_applier.fails.lock().unwrap() = Some("/devices".to_owned());
+    assert!(!remembered(&rig).await.0);
+}
+
 /// Records a validated driver in the journal, and a rollback to it from a driver that failed validation.
 fn rolls_back(rig: &Rig) {
     let (journal, _) = Journal::open(&rig.fakes.host(), "test", &Secrets::default()).unwrap();
