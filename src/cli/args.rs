@@ -822,7 +822,8 @@ mod tests {
                     "{section}: {text}"
                 );
             }
-            let shown = (command.get_subcommands()).filter(|one| !one.is_hide_set());
+            let shown = (command.get_subcommands())
+                .filter(|one| !one.is_hide_set() && one.get_name() != "help");
             left.extend(shown.cloned());
         }
     }

@@ -733,8 +733,8 @@ nvidia-modprobe = "535.161.07-1~deb12u1"
             ),
             ("lock = 1\n", "", "node.lock:1:1", "`lock` cannot be unset"),
             (
-                "dkms = \"3.0.10-8+deb12u1\"",
-                "dkms = 3",
+                "dkms = \"3.0.10-8+deb12u1",
+                "dkms = 3 # \"",
                 "node.lock:38:",
                 "`dkms`: ",
             ),
@@ -745,8 +745,8 @@ nvidia-modprobe = "535.161.07-1~deb12u1"
                 "arhc",
             ),
             (
-                "\"3.0.10-8+deb12u1\"",
-                "\"-o Dir::Etc=/tmp\"",
+                "\"3.0.10-8+deb12u1",
+                "\"-o Dir::Etc=/tmp",
                 "node.lock:38:1",
                 "not a package version",
             ),
@@ -763,6 +763,12 @@ nvidia-modprobe = "535.161.07-1~deb12u1"
                 "`g++` cannot be",
             ),
             ("sha256:aa", "md5:aa", "node.lock:24:1", "not a digest"),
+            (
+                "sha256:cc",
+                "sha256:Cc",
+                "node.lock:38:1",
+                "the digest is not",
+            ),
             (
                 "kernel = \"6.1.0-44-amd64\"",
                 "kernel = \"a b\"",
