@@ -416,17 +416,16 @@ fn of_others(owner: &Owner, desired: &Desired, ours: &Ours) -> Option<Assessment
 
 #[cfg(test)]
 mod tests {
-    use super::{DriverPackagesState, decide, leaves_module, of_others, unfit};
+    use super::{DriverPackagesState, decide, of_others, unfit};
     use crate::{
         change::Change,
         config::desired::{Desired, Existing},
         fabric::Service,
         facts::detection::Provides,
-        host::{fake, memory::Tree},
         state::{FoundDriver, Origin, Ours},
         step::Assessment,
         steps::{
-            fixtures::{self, desired, facts, matrix},
+            fixtures::{desired, facts, matrix},
             specs::fixtures::{packages, specs},
         },
     };
@@ -499,21 +498,6 @@ mod tests {
             why.ends_with("6.1.0-44-amd64; the log says: error"),
             "{why}"
         );
-    }
-
-    #[test]
-    fn machine_with_unknown_dkms_files_is_assessed() {
-        let known = fake::host().0;
-        let recorded = Tree::new("only a text is known").host();
-        let (facts, want) = (facts(), desired());
-        let driver = want.driver.as_ref().expect("a driver");
-        let without = ["6.1.0-44-amd64".to_owned()];
-        for (host, leaves) in [(known, true), (recorded, false)] {
-            let state = fixtures::state(&host, facts.clone());
-            let cx = fixtures::cx(&host, &facts, &state, &want);
-            let answer = leaves_module(&cx, driver, &without);
-            assert_eq!(answer.ok(), Some(leaves));
-        }
     }
 
     #[test]
