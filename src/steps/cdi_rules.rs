@@ -420,6 +420,31 @@ devices:
         assert_eq!(found.major_of("/dev/nvidia0"), Some(("nvidia", 195)));
     }
 
+    #[test]
+    fn missing_library_is_found_without_device_nodes() {
+        let (host, fakes) = fake::host();
+        let (facts, want) = (facts(), desired());
+        let state = state(&host, facts.clone());
+        let cx = cx(&host, &facts, &state, &want);
+        let nodes = "    deviceNodes:\n        - path: /dev/nvidiactl\n    mounts:";
+        let text = SPEC.replace("    mounts:", nodes);
+        let missing = || {
+            let seen = super::look(&cx, "/etc/cdi/x.yaml".into(), parse(&text));
+            seen.expect("readable").missing
+        };
+        let libraries = [
+            "/usr/lib/x86_64-linux-gnu/libcuda.so.535.261.03",
+            "/usr/lib/x86_64-linux-gnu/libnvidia-egl-gbm.so.1.1.0",
+        ];
+        let sorted = |mut paths: Vec<String>| {
+            paths.sort();
+            paths
+        };
+        assert_eq!(sorted(missing()), libraries);
+        fakes.files.put_directory("/dev", 0o755);
+        assert_eq!(sorted(missing())[..1], ["/dev/nvidiactl"]);
+    }
+
     /// Compares device names of a specification with an NVML view.
     fn compared(names: &[&str], view: &NvmlView) -> Option<String> {
         let devices: String = names

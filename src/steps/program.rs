@@ -131,4 +131,20 @@ mod tests {
             .expect("given away");
         assert!(path().is_err_and(|why| why.contains("/opt/gpu-bootstrap")));
     }
+
+    #[test]
+    fn unit_keeps_its_executable_while_it_exists() {
+        let (host, fakes) = fake::host();
+        let (facts, desired) = (fixtures::facts(), fixtures::desired());
+        let of_unit = |text| {
+            let state = fixtures::state(&host, fixtures::facts());
+            let cx = fixtures::cx(&host, &facts, &state, &desired);
+            of_unit(&cx, text).expect("readable")
+        };
+        let unit = "[Service]\nExecStart=/opt/gpu-bootstrap check\n";
+        assert_eq!(of_unit(Some(unit)), Ok(USUAL.into()));
+        fakes.files.put("/opt/gpu-bootstrap", "the program");
+        assert_eq!(of_unit(Some(unit)), Ok("/opt/gpu-bootstrap".into()));
+        assert_eq!(of_unit(None), Ok(USUAL.into()));
+    }
 }
