@@ -18,7 +18,7 @@ use gpu_bootstrap::{
 };
 use serde::Deserialize;
 
-use crate::dnf::CACHE;
+use crate::dnf::{CACHE, HASH, primary};
 use crate::state::{State, exists, list, on, text};
 
 /// All downloadable packages.
@@ -246,7 +246,10 @@ impl Archive {
         }
         for directory in [LISTS, CACHE] {
             for name in list(files, directory) {
-                let path = format!("{directory}/{name}");
+                let path = match name.strip_suffix(HASH) {
+                    Some(id) => primary(id),
+                    None => format!("{directory}/{name}"),
+                };
                 if let Some(whole) = text(files, &path) {
                     files.put(&path, newer(&whole));
                 }

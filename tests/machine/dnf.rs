@@ -21,6 +21,8 @@ use crate::{
 };
 
 pub const CACHE: &str = "/var/cache/dnf";
+/// The end of the name of a cache directory, after the ID of its repository.
+pub const HASH: &str = "-0123456789abcdef";
 const INTERRUPTED: &str = "/var/lib/dnf/rpmdb_lock.pid";
 const LAST: &str = "/var/lib/dnf/simulated-last-transaction";
 const LOCKS: &str = "/etc/dnf/plugins/versionlock.list";
@@ -225,8 +227,12 @@ fn fetch(files: &FakeFiles, state: &State, repo: &Repo, id: &str) {
         ));
     }
     files.put(&format!("{CACHE}/{id}.solv"), content);
-    let directory = format!("{CACHE}/{id}-0123456789abcdef/repodata");
-    files.put(&format!("{directory}/0-primary.xml"), primary);
+    files.put(&self::primary(id), primary);
+}
+
+/// The path of the list with the digests of a repository.
+pub fn primary(id: &str) -> String {
+    format!("{CACHE}/{id}{HASH}/repodata/0-primary.xml")
 }
 
 /// The versions in the metadata of enabled streams, newest first, with their repositories.
