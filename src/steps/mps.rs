@@ -651,7 +651,9 @@ mod tests {
     #[tokio::test]
     async fn gpus_of_the_device_plugins_daemon_get_no_second_daemon() {
         let (host, fakes) = fake::host();
-        (fakes.exec).on("systemctl", |_, _| fake::ok("LoadState=not-found\n"));
+        fakes.exec.on("systemctl", |_, _| {
+            fake::ok("LoadState=not-found\nActiveState=inactive\nUnitFileState=\n")
+        });
         fakes.files.put(
             "/proc/driver/nvidia/version",
             "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  x\n",
