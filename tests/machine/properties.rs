@@ -175,11 +175,11 @@ const HOPPER: &str = "10de:2330";
 /// kill at. An empty text is no setting.
 const MIG_CHANGES: [(&str, &str, &str, usize); 6] = rows! {
     AMPERE, "", "all-balanced", 1;
-    AMPERE, "all-1g.10gb", "all-3g.40gb", 3;
-    AMPERE, "all-balanced", "", 3;
-    HOPPER, "", "all-balanced", 3;
-    HOPPER, "all-1g.10gb", "all-3g.40gb", 3;
-    HOPPER, "all-balanced", "", 3;
+    AMPERE, "all-1g.10gb", "all-3g.40gb", 7;
+    AMPERE, "all-balanced", "", 7;
+    HOPPER, "", "all-balanced", 7;
+    HOPPER, "all-1g.10gb", "all-3g.40gb", 7;
+    HOPPER, "all-balanced", "", 7;
 };
 
 /// Kills the change of a MIG layout right before a mutation.
