@@ -17,6 +17,7 @@ devices=/run/mig-devices
 enabled=/run/mig-enabled
 pending=/run/mig-pending
 ampere='' client='' most=8
+# shellcheck source=/dev/null
 [ ! -e /usr/lib/testbed/mig-smi.conf ] || . /usr/lib/testbed/mig-smi.conf
 [ -e /root/inventory ] || cp "$now" /root/inventory
 echo "$*" >>/run/nvidia-smi.log
@@ -103,9 +104,9 @@ compute() {
         echo "gpu0/gi$2/ci$3/access $of_compute"
     } >>/proc/driver/nvidia-caps/mig-minors
     for minor in $of_gpu $of_compute; do
-        [ -e /dev/nvidia-caps/nvidia-cap$minor ] || mknod -m 444 /dev/nvidia-caps/nvidia-cap$minor c 508 $minor
+        [ -e /dev/nvidia-caps/nvidia-cap"$minor" ] || mknod -m 444 "/dev/nvidia-caps/nvidia-cap$minor" c 508 "$minor"
         # On a real machine, `nvidia-ctk system create-dev-char-symlinks --create-all` has created the symlinks of all possible nodes.
-        ln -sf /dev/nvidia-caps/nvidia-cap$minor /dev/char/508:$minor
+        ln -sf "/dev/nvidia-caps/nvidia-cap$minor" "/dev/char/508:$minor"
     done
     uuid=$(printf 'MIG-00000000-0000-5000-8000-%06d%06d' "$2" "$3")
     echo "{ profile = \"$1\", gpu-instance = $2, compute-instance = $3, capabilities = [$of_gpu, $of_compute], uuid = \"$uuid\" }" >>"$devices"
