@@ -35,7 +35,7 @@ impl Session {
         let desired = self.inner.wanted(&state).await?;
         match summary(&state, &desired, jobs, reboots).await {
             Ok(node) => Some(NodeSummary {
-                imex: self.imex(&desired, jobs).await,
+                imex: self.imex(&desired, jobs, notes).await,
                 ..node
             }),
             Err(error) => {
@@ -47,18 +47,29 @@ impl Session {
         }
     }
 
-    /// Returns the state of the IMEX daemon if `install` has configured it. A failed query is not an error of the run.
-    async fn imex(&self, desired: &Desired, jobs: &[Job]) -> Option<String> {
+    /// Returns the state of the IMEX daemon if `install` has configured it. A failed query becomes a note, because the node is ready
+    /// anyway.
+    async fn imex(
+        &self,
+        desired: &Desired,
+        jobs: &[Job],
+        notes: &mut Vec<String>,
+    ) -> Option<String> {
         let runs = |job: &Job| job.id == steps::FABRIC_IMEX && job.succeeded();
         if desired.settings.fabric.imex != ImexMode::Host || !jobs.iter().any(runs) {
             return None;
         }
         let query = imex::state();
         let answer = self.tools.host.reader().query(&query).await;
-        let output = answer.and_then(|output| output.success(query.cmd())).ok();
-        let state = output.and_then(|output| Some(output.stdout.lines().next()?.trim().to_owned()));
-        let state = state.filter(|state| !state.is_empty());
-        Some(state.unwrap_or_else(|| "no answer".to_owned()))
+        match answer.and_then(|output| output.success(query.cmd())) {
+            Ok(output) => Some(output.stdout.trim().to_owned()),
+            Err(error) => {
+                let why = one_line(&error);
+                let note = format!("failed to query the state of the IMEX daemon: {why}");
+                self.tools.note(notes, note);
+                None
+            }
+        }
     }
 
     /// Returns the duration of the installation that this run completed.

@@ -1,11 +1,11 @@
 //! A server with the FleetLock protocol, for the in-memory network and for HTTP on 127.0.0.1, and the client over real HTTP.
 //!
-//! No package registry has such a server, so it was written for these tests. On 2026-11-29, heathcliff26/fleetlock v1.11.4 (commit
-//! 674cc462, storage `sqlite`) responded to acquire, a refused acquire (423 `all_slots_full`), and repeated acquire and release, sent
-//! with curl, with the same statuses and kinds.
+//! No package registry has such a server, so it was written for these tests. With the URL of a real server in `FLEETLOCK_URL`, the
+//! rollout of 40 nodes uses that one (CONTRIBUTING.md).
 
 use std::{
     collections::BTreeSet,
+    env,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -20,11 +20,46 @@ use gpu_bootstrap::{
     tools::fleetlock::{LockRequest, node_id, request, result},
 };
 use serde_json::{Value, json};
+use tokio::runtime::Runtime;
 
 /// A server with one group, `default`.
 pub struct LockServer {
     slots: usize,
     holders: Mutex<BTreeSet<String>>,
+    /// A real server, which responds instead.
+    real: Option<RealServer>,
+}
+
+struct RealServer {
+    url: String,
+    http: RealHttp,
+    runtime: Runtime,
+}
+
+impl RealServer {
+    fn new(url: &str) -> Self {
+        Self {
+            url: url.trim_end_matches('/').to_owned(),
+            http: RealHttp::new(Arc::new(RealClock), None),
+            runtime: runtime(),
+        }
+    }
+
+    /// Sends a request of the in-memory network, whose server is at `base`.
+    fn send(&self, base: &str, request: &HttpRequest) -> HttpResponse {
+        let path = request.url.strip_prefix(base).expect("its URL");
+        let request = HttpRequest {
+            url: format!("{}{path}", self.url),
+            ..request.clone()
+        };
+        (self.runtime.block_on(self.http.ask(&request))).expect("a response of the server")
+    }
+}
+
+fn runtime() -> Runtime {
+    (tokio::runtime::Builder::new_current_thread().enable_all())
+        .build()
+        .expect("a runtime")
 }
 
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -54,6 +89,17 @@ impl LockServer {
         Self {
             slots,
             holders: Mutex::default(),
+            real: None,
+        }
+    }
+
+    /// A server with this number of slots: the one in `FLEETLOCK_URL` if the variable is set.
+    pub fn real_or_new(slots: usize) -> Self {
+        Self {
+            real: env::var("FLEETLOCK_URL")
+                .ok()
+                .map(|url| RealServer::new(&url)),
+            ..Self::new(slots)
         }
     }
 
@@ -64,6 +110,18 @@ impl LockServer {
 
     /// Responds to a request in the in-memory network. `base` is the URL of the server.
     pub fn answer(&self, base: &str, request: &HttpRequest) -> HttpResponse {
+        if let Some(real) = &self.real {
+            // One request at a time, so that the holders are known.
+            let mut holders = locked(&self.holders);
+            let response = real.send(base, request);
+            if response.status == 200 {
+                match request.url.ends_with("/v1/pre-reboot") {
+                    true => holders.insert(sender(request)),
+                    false => holders.remove(&sender(request)),
+                };
+            }
+            return response;
+        }
         let path = request.url.strip_prefix(base).expect("its URL");
         let protocol = (request.headers.iter()).find(|(name, _)| *name == "fleet-lock-protocol");
         self.respond(
@@ -155,10 +213,7 @@ impl LockServer {
 
 /// Sends the requests of two nodes to a server whose group `default` has one slot, which is free. Returns the refusals.
 fn exchange(http: &RealHttp, url: &str) -> Vec<String> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
+    let runtime = runtime();
     let group = LockGroup::default();
     let id = |machine: &str| node_id(machine).expect("an ID");
     let one = id("1c09ca98649c4c7abc779cd04c96812e");

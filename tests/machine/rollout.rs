@@ -58,7 +58,7 @@ impl Drop for Running<'_> {
 impl Fleet {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            server: LockServer::new(SLOTS),
+            server: LockServer::real_or_new(SLOTS),
             nodes: Mutex::default(),
             running: Mutex::default(),
             changed: Condvar::new(),

@@ -89,7 +89,7 @@ pub struct ListedPackage {
 }
 
 /// The SHA-256 of a package file, as the package lists contain it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ListedDigest {
     /// The name without its architecture.
     pub name: String,

@@ -14,12 +14,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::{BufRead, BufReader, Read as _},
+    io::{self, BufRead, BufReader, ErrorKind},
     time::Duration,
 };
 
 use camino::{Utf8Path, Utf8PathBuf};
 use flate2::read::MultiGzDecoder;
+use quick_xml::{XmlVersion, events::Event, reader::Reader};
 
 use super::{CACHE, Dnf, commands, offers, sources};
 use crate::{
@@ -82,9 +83,6 @@ fn copy(state: &Utf8Path, at: usize) -> Utf8PathBuf {
 /// The limit of an uncompressed `primary.xml` in bytes.
 const PRIMARY_LIMIT: u64 = 1 << 30;
 
-/// The longest part of a `primary.xml` in memory, in bytes. A longer text of an element is divided.
-const PART_LIMIT: u64 = 1 << 16;
-
 /// Whether this is the name of the cache directory of a repository: `ID-HASH`.
 fn is_cache(name: &str) -> bool {
     name.rsplit_once('-').is_some_and(|(_, hash)| {
@@ -93,54 +91,67 @@ fn is_cache(name: &str) -> bool {
 }
 
 /// Returns the digests of packages with these IDs in a `primary.xml`. createrepo_c writes name, architecture, version and digest
-/// of a package in this order. After a read error, the remaining packages are missing.
-fn read_primary(list: impl BufRead, ids: &BTreeSet<&str>) -> Vec<ListedDigest> {
-    let mut list = list.take(PRIMARY_LIMIT);
-    let mut found = Vec::new();
-    let mut package = ListedDigest {
-        name: String::new(),
-        version: String::new(),
-        architecture: String::new(),
-        sha256: String::new(),
-    };
-    let mut part = Vec::new();
+/// of a package in this order.
+fn read_primary(
+    list: impl BufRead,
+    ids: &BTreeSet<&str>,
+) -> Result<Vec<ListedDigest>, quick_xml::Error> {
+    let mut list = Reader::from_reader(list.take(PRIMARY_LIMIT));
+    list.config_mut().expand_empty_elements = true;
+    let (mut found, mut buffer) = (Vec::new(), Vec::new());
+    let mut package = ListedDigest::default();
+    // The element whose text is read.
+    let mut element = Vec::new();
     loop {
-        part.clear();
-        let read = list.by_ref().take(PART_LIMIT).read_until(b'<', &mut part);
-        if !read.is_ok_and(|count| count > 0) {
-            return found;
-        }
-        // A tag without `<`, and the text after it.
-        let part = String::from_utf8_lossy(&part);
-        let Some((tag, text)) = part.split_once('>') else {
-            continue;
-        };
-        let text = text.trim_end_matches('<').trim();
-        let attribute = |name: &str| {
-            let (_, rest) = tag.split_once(&format!(" {name}=\""))?;
-            rest.split('"').next()
-        };
-        match tag.split(' ').next().unwrap_or_default() {
-            "package" => package.name.clear(),
-            "name" => text.clone_into(&mut package.name),
-            "arch" => text.clone_into(&mut package.architecture),
-            "version" => {
-                let of = |name| attribute(name).unwrap_or_default();
-                let version = format!("{}-{}", of("ver"), of("rel"));
-                package.version = match of("epoch") {
-                    "" | "0" => version,
-                    epoch => format!("{epoch}:{version}"),
+        buffer.clear();
+        match list.read_event_into(&mut buffer)? {
+            Event::Start(start) => {
+                let attribute = |name: &str| -> Result<String, quick_xml::Error> {
+                    let value = start.try_get_attribute(name)?;
+                    let value = value.map(|value| value.normalized_value(XmlVersion::Implicit1_0));
+                    Ok(value.transpose()?.unwrap_or_default().into_owned())
                 };
+                element.clear();
+                match start.name().as_ref() {
+                    b"package" => package = ListedDigest::default(),
+                    b"version" => {
+                        let version = format!("{}-{}", attribute("ver")?, attribute("rel")?);
+                        package.version = match attribute("epoch")?.as_str() {
+                            "" | "0" => version,
+                            epoch => format!("{epoch}:{version}"),
+                        };
+                    }
+                    b"checksum" if attribute("type")? != "sha256" => {}
+                    name => element.extend_from_slice(name),
+                }
             }
-            "checksum" if attribute("type") == Some("sha256") => {
-                let mut one = package.clone();
-                if offers::NOT_NATIVE.contains(&one.architecture.as_str()) {
-                    one.name = format!("{}.{}", one.name, one.architecture);
+            Event::Text(text) => {
+                let text = text.decode().map_err(quick_xml::Error::from)?;
+                match element.as_slice() {
+                    b"name" => text.trim().clone_into(&mut package.name),
+                    b"arch" => text.trim().clone_into(&mut package.architecture),
+                    b"checksum" => {
+                        let mut one = package.clone();
+                        if offers::NOT_NATIVE.contains(&one.architecture.as_str()) {
+                            one.name = format!("{}.{}", one.name, one.architecture);
+                        }
+                        if ids.contains(one.name.as_str()) {
+                            one.sha256 = text.trim().to_ascii_lowercase();
+                            found.push(one);
+                        }
+                    }
+                    _ => {}
                 }
-                if ids.contains(one.name.as_str()) {
-                    one.sha256 = text.to_ascii_lowercase();
-                    found.push(one);
+            }
+            Event::End(end) => {
+                element.clear();
+                if end.name().as_ref() == b"metadata" {
+                    return Ok(found);
                 }
+            }
+            Event::Eof => {
+                let error = io::Error::new(ErrorKind::UnexpectedEof, "no end of `metadata`");
+                return Err(error.into());
             }
             _ => {}
         }
@@ -345,14 +356,23 @@ impl Mirrors for DnfMirrors {
                 if !is_compressed && !list.ends_with("primary.xml") {
                     continue;
                 }
-                let content = files.read(&directory.join(list))?.unwrap_or_default();
-                found.extend(match is_compressed {
+                let path = directory.join(list);
+                let Some(content) = files.read(&path)? else {
+                    continue;
+                };
+                let read = match is_compressed {
                     true => {
                         let list = BufReader::new(MultiGzDecoder::new(&*content));
                         read_primary(list, &ids)
                     }
                     false => read_primary(&*content, &ids),
-                });
+                };
+                found.extend(read.map_err(|error| FilesError::Io {
+                    verb: "read",
+                    path,
+                    source: io::Error::new(ErrorKind::InvalidData, error),
+                    disk: None,
+                })?);
             }
         }
         Ok(found)
@@ -534,6 +554,18 @@ excludepkgs=kernel*
         }
     }
 
+    #[test]
+    fn incomplete_primary_list_is_an_error() {
+        let (host, fakes) = fake::host();
+        let path = format!("{CACHE}/baseos-0123456789abcdef/repodata/00-primary.xml");
+        for text in ["<metadata><package>", "<metadata><name></arch></metadata>"] {
+            fakes.files.put(&path, text);
+            let error = DnfMirrors.digests(&*host.files, &[], "").unwrap_err();
+            assert_eq!(error.to_string(), format!("read `{path}`"));
+            assert!(std::error::Error::source(&error).is_some());
+        }
+    }
+
     /// A list of mirrors next to the metadata would replace the paths with URLs of the mirrors.
     #[test]
     fn locations_are_queried_from_copies_of_the_metadata() {
@@ -597,5 +629,5 @@ excludepkgs=kernel*
 
     reads_any_text!("(\\[|\\]|=|\n| |\t|[a-z./]*|.)*", |text| DnfMirrors
         .located(&text, STATE.into(), &listed()); relocated(&text, |_| None);
-        read_primary(text.as_bytes(), &BTreeSet::new()));
+        drop(read_primary(text.as_bytes(), &BTreeSet::new())));
 }
