@@ -9,6 +9,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
 };
 
 use gpu_bootstrap::{
@@ -52,7 +53,10 @@ impl RealServer {
             url: format!("{}{path}", self.url),
             ..request.clone()
         };
-        (self.runtime.block_on(self.http.ask(&request))).expect("a response of the server")
+        // The runtime of the machine runs in this thread.
+        let ask = || self.runtime.block_on(self.http.ask(&request));
+        let answer = thread::scope(|scope| scope.spawn(ask).join().expect("no panic"));
+        answer.expect("a response of the server")
     }
 }
 
@@ -165,7 +169,7 @@ impl LockServer {
     fn listen(self) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
-        std::thread::spawn(move || {
+        thread::spawn(move || {
             for connection in listener.incoming() {
                 let served = connection.and_then(|connection| self.serve(&connection));
                 served.expect("a connection");
