@@ -16,12 +16,12 @@ variable "region" {
 
 variable "source_ami" {
   type        = string
-  description = "The image to start from: Ubuntu, Debian or AlmaLinux, with cloud-init."
+  description = "The image to start from: Ubuntu, Debian, AlmaLinux or Amazon Linux, with cloud-init."
 }
 
 variable "ssh_username" {
   type        = string
-  description = "The user of the image: `ubuntu`, `admin` (Debian), `ec2-user` (AlmaLinux)."
+  description = "The user of the image: `ubuntu`, `admin` (Debian), `ec2-user` (AlmaLinux, Amazon Linux)."
   default     = "ubuntu"
 }
 
@@ -49,6 +49,12 @@ variable "gpu" {
   default     = "10de:2330"
 }
 
+variable "root_device" {
+  type        = string
+  description = "The root device of the image: `/dev/sda1` (Ubuntu, some images of AlmaLinux) or `/dev/xvda` (Debian, Amazon Linux)."
+  default     = "/dev/sda1"
+}
+
 source "amazon-ebs" "gpu_node" {
   region        = var.region
   source_ami    = var.source_ami
@@ -58,7 +64,7 @@ source "amazon-ebs" "gpu_node" {
 
   # The driver and the container runtime need several gigabytes. The price of gp3 includes these IOPS and throughput.
   launch_block_device_mappings {
-    device_name           = "/dev/sda1"
+    device_name           = var.root_device
     volume_size           = 30
     volume_type           = "gp3"
     iops                  = 3000

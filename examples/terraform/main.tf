@@ -24,10 +24,17 @@ variable "sha256" {
 }
 
 locals {
-  template = file("${path.module}/../../cloud-init/bare/user-data.yaml")
+  # A package has the directory cloud-init in its examples.
+  packaged = "${path.module}/../cloud-init/bare/user-data.yaml"
+  template = file(fileexists(local.packaged) ? local.packaged : "${path.module}/../../cloud-init/bare/user-data.yaml")
 }
 
 output "user_data" {
   description = "The user data of the instance. It contains no secret."
   value       = replace(replace(local.template, "@ADDRESS@", var.url), "@SHA-256@", var.sha256)
+
+  precondition {
+    condition     = strcontains(local.template, "@ADDRESS@") && strcontains(local.template, "@SHA-256@")
+    error_message = "The template contains the URL of its release instead of a placeholder. Use the module in a clone of the repository."
+  }
 }
