@@ -204,7 +204,7 @@ fn check_supports_formats_of_other_programs() {
 }
 
 /// The outputs are from public issues: GPU-Passthrough-Arch-Linux-to-Windows10#6, StackHPC's vGPU
-/// documentation.
+/// documentation. `lspci-nnk-no-driver.txt` was written for this test.
 #[test]
 fn lspci_output_replaces_a_machine() {
     let of = |rest: &str, file: &str| format!("{rest} --lspci tests/cli/files/{file}");
@@ -215,6 +215,7 @@ fn lspci_output_replaces_a_machine() {
             &of("facts", "lspci-nn-h100.txt"),
             &of("facts", "lspci-n-desktop.txt"),
             &of("check --only pci", "lspci-nnk-laptop.txt"),
+            &of("check --only pci", "lspci-nnk-no-driver.txt"),
             &of("check", "lspci-n-desktop.txt"),
             &of("compat", "lspci-nn-h100.txt"),
             &of("compat --driver 470", "lspci-n-desktop.txt"),

@@ -467,8 +467,12 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         }),
         image: subject.desired.is_some_and(|desired| desired.image),
     };
-    // A driver with an unreadable version is regarded as loaded, because this check does not need the version.
-    let loaded = !matches!(subject.state.loaded_driver(), Ok(None));
+    let version = subject.state.loaded_driver();
+    let loaded = match &version {
+        Ok(version) => version.is_some(),
+        // A driver with an unreadable version is loaded. The output of `lspci` does not contain whether one is.
+        Err(error) => error.not_queried().is_none(),
+    };
     let theirs = match owner(subject.host.files(), subject.facts).map_err(StepError::from) {
         Ok(owner) => {
             owner.map(|owner| format!("{} manages the driver here: {}", owner.name, owner.remedy))
@@ -494,7 +498,7 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         evidence.absent = log::not_loaded(messages, &context);
         evidence.fell = log::off_the_bus(messages).into_iter().flatten().collect();
     }
-    if !loaded {
+    if version.is_ok() && !loaded {
         evidence.on_disk = has_module(subject)?;
         let without = match evidence.on_disk {
             true => denied(subject)?,

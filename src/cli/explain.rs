@@ -416,7 +416,7 @@ fn of_setting(row: &KeyRow) -> Topic {
     }
 }
 
-/// Removes the targets of Markdown links. Their sections are in docs/configuration.md.
+/// Replaces Markdown links with the title of the section in docs/configuration.md.
 fn without_links(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
@@ -431,7 +431,7 @@ fn without_links(text: &str) -> String {
             continue;
         };
         plain.push_str(before);
-        plain.push_str(label);
+        plain.push_str(&format!("\"{label}\" in docs/configuration.md"));
         rest = after;
     }
     plain + rest
@@ -522,11 +522,11 @@ mod tests {
     }
 
     #[test]
-    fn link_targets_are_removed() {
+    fn links_are_replaced_with_the_section() {
         let text = "`[]` for none; see [change the driver](#change-the-driver), [a], [b](http://c)";
         assert_eq!(
             without_links(text),
-            "`[]` for none; see change the driver, [a], [b](http://c)"
+            "`[]` for none; see \"change the driver\" in docs/configuration.md, [a], [b](http://c)"
         );
     }
 

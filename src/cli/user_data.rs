@@ -213,7 +213,7 @@ pub(super) fn run(
         ));
     }
     if let Some(file) = &args.token_file {
-        text = with_token(host, file, &text, method.as_ref())?;
+        text = with_token(host, file, &text, method.as_ref(), &form.name)?;
     }
     text = with_release(text, RELEASE_URL, arch, || {
         let binary = host.files.read(&env.exe)?;
@@ -442,7 +442,7 @@ fn next(
     }
     pod += " | kubectl apply -f -";
     commands.extend([plugin, pod]);
-    ("Then, in the cluster:", commands)
+    ("When the node has joined, in the cluster:", commands)
 }
 
 /// Replaces a placeholder outside comments.
@@ -460,6 +460,7 @@ fn with_token(
     file: &Utf8Path,
     text: &str,
     method: Option<&JoinMethod>,
+    form: &str,
 ) -> Result<String, Failure> {
     if !text.contains(TOKEN) {
         return Err(usage(
@@ -483,7 +484,9 @@ fn with_token(
     if let Some(why) = method.and_then(|method| method.implementation().wrong_token(token)) {
         return Err(usage(
             &format!("read `{path}`: {why}"),
-            "create the token with the command in the template's comments",
+            &format!(
+                "create the token with the command in the comments that `gpu-bootstrap user-data {form}` prints"
+            ),
         ));
     }
     Ok(filled_in(text, TOKEN, token))
