@@ -167,6 +167,19 @@ fn stays(reason: &'static str, what: impl Into<String>) -> ChangeError {
     ChangeError::blocked(reason, what)
 }
 
+/// Returns the remedy if a request to the API server fails.
+fn access_remedy(cluster: &ClusterNode) -> String {
+    match &cluster.access {
+        Some(access) => format!(
+            "check that `{access}` (`fleet.kubeconfig-file`) reaches the API server, and that its \
+             account may get and patch nodes, list pods and create pods/eviction"
+        ),
+        None => "check that the kubelet can connect to its API server, or set \
+                 `fleet.kubeconfig-file`"
+            .to_owned(),
+    }
+}
+
 impl Applier {
     /// Returns the kubectl and the kubeconfig for changes of the node.
     fn access_to(&self, cluster: &ClusterNode) -> Result<(Kubectl, Utf8PathBuf), ChangeError> {
@@ -188,8 +201,7 @@ impl Applier {
         let asked = kubectl::registered(self.host.reader(), kubectl, &kubeconfig, name).await;
         let asked = asked.map_err(|source| ChangeError::tool(&what, source))?;
         let error = |why: &str| {
-            stays("node-not-read", format!("{what}: {why}"))
-                .advice("check that the kubelet can connect to its API server")
+            stays("node-not-read", format!("{what}: {why}")).advice(access_remedy(cluster))
         };
         let node = match asked {
             Registered::Node(node) => *node,
@@ -231,10 +243,7 @@ impl Applier {
             .and_then(|output| output.success(query.cmd()))
             .map_err(|source| {
                 stays("pods-not-listed", &*what)
-                    .advice(
-                        "check that the kubelet can connect to its API server, or set \
-                         `fleet.kubeconfig-file`",
-                    )
+                    .advice(access_remedy(cluster))
                     .caused_by(source)
             })?;
         drain::parse(&output.stdout).map_err(|why| ChangeError::unreadable(what, why))
@@ -386,12 +395,8 @@ impl Applier {
         let (kubectl, kubeconfig) = self.access_to(cluster)?;
         let cmd = kubectl.patch(&kubeconfig, &cluster.node, patch);
         let ran = self.tool(what, &cmd, sink).await;
-        ran.map(drop).map_err(|error| {
-            error.exiting(Exit::Blocked).advice(
-                "check that the kubelet can connect to its API server, or set \
-                 `fleet.kubeconfig-file`",
-            )
-        })
+        ran.map(drop)
+            .map_err(|error| error.exiting(Exit::Blocked).advice(access_remedy(cluster)))
     }
 
     /// Evicts the pods and waits until they no longer exist. A disruption budget is respected until the time limit.

@@ -679,6 +679,7 @@ fn dry_run_lists_the_pods_and_changes_nothing() {
     assert_eq!(ran.exit, 4, "{}", told(&ran));
     for part in [
         "evict default/web",
+        "reboot if the new driver differs from the loaded driver 580.",
         "the upgrade would not start",
         "default/own has no controller",
     ] {
