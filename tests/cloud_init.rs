@@ -388,7 +388,7 @@ fn user_data_without_comments_fits_on_a_screen() {
             // The same without a NodeConfig, inside two Karpenter objects.
             "eks-karpenter" => 74,
             // A script that joins with a command.
-            "slurm" => 35,
+            "slurm" => 40,
             _ => 25,
         };
         let lines = form.template.lines();
@@ -633,6 +633,7 @@ fn slurm_node_drained_by_others_stays_drained() {
         program(&directory, "hostname", "echo gpu-1");
         program(&directory, "sleep", "exit 0");
         program(&directory, "squeue", "exit 0");
+        program(&directory, "systemctl", "exit 0");
         program(&directory, "scontrol", r#"echo "$*" >>"$T/calls""#);
         sinfo(&directory, lines);
         let output = run(&directory, script, false);
@@ -642,7 +643,8 @@ fn slurm_node_drained_by_others_stays_drained() {
     }
 }
 
-/// slurmctld 22.05.8 rejects RESUME for a node that has not registered yet, and for an idle one.
+/// slurmctld 22.05.8 rejects RESUME for a node that has not registered yet, and for an idle one. slurmd is enabled only on a node in
+/// service, because an enabled slurmd prevents another join.
 #[test]
 fn slurm_node_is_resumed_until_it_is_in_service() {
     let cases = [
@@ -661,7 +663,8 @@ fn slurm_node_is_resumed_until_it_is_in_service() {
         let script = text(&format!("../examples/slurm/{name}"));
         let directory = directory();
         program(&directory, "hostname", "echo gpu-1");
-        program(&directory, "systemctl", "exit 0");
+        let not_failed = r#"echo "$*" >>"$T/units"; test "$1" != is-failed"#;
+        program(&directory, "systemctl", not_failed);
         program(&directory, "sleep", "exit 0");
         let states = match *name {
             "slurm-return" => with_reason(states, "gpu-bootstrap upgrade"),
@@ -675,7 +678,26 @@ fn slurm_node_is_resumed_until_it_is_in_service() {
         let calls = fs::read_to_string(directory.path().join("calls")).unwrap_or_default();
         let expected = "update NodeName=gpu-1 State=RESUME\n".repeat(resumed);
         assert_eq!(calls, expected, "{name} {states}");
+        let units = fs::read_to_string(directory.path().join("units")).expect("calls");
+        let is_enabled = units.contains("enable slurmd.service\n");
+        assert_eq!(is_enabled, *name == "slurm-join" && status == 0, "{units}");
     }
+}
+
+#[test]
+fn slurm_node_does_not_join_without_its_daemon() {
+    let directory = directory();
+    program(&directory, "hostname", "echo gpu-1");
+    program(&directory, "systemctl", r#"echo "$*" >>"$T/units""#);
+    program(&directory, "sleep", "exit 0");
+    program(&directory, "scontrol", "exit 0");
+    sinfo(&directory, "idle\n");
+    let script = text("../examples/slurm/slurm-join");
+    let output = run(&directory, &script, false);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let units = fs::read_to_string(directory.path().join("units")).expect("calls");
+    let expected = "start slurmd.service\nis-failed --quiet slurmd.service\nstop slurmd.service\n";
+    assert_eq!(units, expected);
 }
 
 #[test]

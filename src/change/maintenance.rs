@@ -45,7 +45,8 @@ const LOCK_AGAIN: Duration = Duration::from_secs(30);
 /// The time limit of a lock command.
 const LOCK_COMMAND: Duration = Duration::from_secs(120);
 
-/// How long the return waits for the API server, which may start after this node, and for the release of the fleet lock.
+/// How long the return waits for the API server, which may start after this node, and for the release of the fleet lock. A return
+/// command has at least this time: it may wait for the same, also with a short `fleet.drain-timeout`.
 const RETURN: Duration = Duration::from_secs(300);
 
 /// The maximum length of an annotation with a reason. All annotations of an object together have at most 256 KiB.
@@ -116,7 +117,7 @@ pub struct ClusterNode {
 pub struct ReturnToService {
     pub lock: LockUse,
     pub method: LeaveMethod,
-    /// The time limit for the command, in seconds.
+    /// The time limit for the command, in seconds, if it is longer than that of the return.
     pub drain_seconds: u64,
 }
 
@@ -634,7 +635,7 @@ impl Applier {
             LeaveMethod::Nothing => {}
             LeaveMethod::Cluster(cluster) => endings.push(self.uncordon(cluster, sink).await?),
             LeaveMethod::Command { r#return, .. } => {
-                let limit = Duration::from_secs(undo.drain_seconds);
+                let limit = Duration::from_secs(undo.drain_seconds).max(RETURN);
                 self.service_command(r#return, limit, sink).await?;
                 endings.push(Reverted::done(format!("ran `{}`", r#return.join(" "))));
             }

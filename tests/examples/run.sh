@@ -107,6 +107,7 @@ SlurmdSpoolDir=$work
 StateSaveLocation=$work
 ProctrackType=proctrack/cgroup
 TaskPlugin=task/cgroup
+SelectType=select/cons_tres
 GresTypes=gpu
 NodeName=$(hostname -s) Gres=gpu:8
 PartitionName=gpu Nodes=ALL Default=YES

@@ -291,6 +291,8 @@ fn install_after_a_manual_reboot_returns_the_machine() {
         r#"fleet.leave-command=["/usr/local/sbin/fleet", "leave"]"#,
         "--set",
         r#"fleet.return-command=["/usr/local/sbin/fleet", "return"]"#,
+        "--set",
+        "fleet.drain-timeout=10s",
     ];
     let calls = |ran: &Ran| -> Vec<String> {
         let lines = ran.commands.iter().map(|cmd| cmd.line());
@@ -310,6 +312,9 @@ fn install_after_a_manual_reboot_returns_the_machine() {
     let ran = run(&machine, "install", &options);
     assert_eq!(ran.exit, 0, "{}", told(&ran));
     assert_eq!(calls(&ran), ["return", "lock release"]);
+    // The scheduler may need minutes after a boot until it accepts the return, also with a short time limit for the drain.
+    let back = (ran.commands.iter()).find(|cmd| cmd.args == ["return"]);
+    assert_eq!(back.expect("the return").deadline.as_secs(), 300);
 }
 
 /// The driver is not changed, and the node is in service, without the lock.

@@ -1,15 +1,21 @@
 #!/usr/bin/perl
 # Runs a command of the product repeatedly and kills it with SIGKILL right after a journal record, each time after
-# another one, until a run exits with status 0. A record is identified by its kind and its change. If a later run writes
-# the same record again, it is not killed there, so each run gets at least one record further. The kernel notifies the
-# killer of each journal write (inotify). Killer and run share one CPU, on which the killer has the higher priority, so
-# the run cannot write its next record unnoticed. If it still does, more than one missed record in ten is an error.
+# another one, until a run exits with the status of `--until STATUS`, by default 0. A record is identified by its kind
+# and its change. If a later run writes the same record again, it is not killed there, so each run gets at least one
+# record further. The kernel notifies the killer of each journal write (inotify). Killer and run share one CPU, on which
+# the killer has the higher priority, so the run cannot write its next record unnoticed. If it still does, more than one
+# missed record in ten is an error. `--check PROGRAM` runs a program after each kill, which must succeed.
 use strict;
 use warnings;
 use POSIX qw(SA_NOCLDSTOP SIGCHLD WNOHANG);
 require "/usr/lib/testbed/journal.pl";
 
 Journal::pin_to_cpu(@ARGV);
+my %option = (until => 0);
+while ($ARGV[0] =~ /^--(until|check)\z/) {
+    shift;
+    $option{$1} = shift;
+}
 
 # More kills, more tries for one record, or more seconds for one run mean that it hangs.
 my ($most, $tries, $seconds) = (250, 3, 300);
@@ -56,12 +62,13 @@ RUN: while (1) {
             $kills{$last}++;
             $count++;
             printf "kill %3d after %s\n", $count, short($last);
+            die "$option{check} failed\n" if $option{check} && system($option{check}) != 0;
             next RUN;
         }
         if (waitpid($pid, WNOHANG) == $pid) {
             undef $pid;
             my $status = $? >> 8;
-            if ($? != 0) {
+            if ($? != $option{until} << 8) {
                 system("tail", "-n", "40", $log);
                 die "an uninterrupted run exited with status $status\n";
             }
