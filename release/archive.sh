@@ -28,7 +28,9 @@ rm "$tree"/examples/*.rs "$tree"/cloud-init/README.md "$tree"/cloud-init/values.
 release/templates.sh "$program" "$tree/cloud-init"
 python3 release/dependencies.py licenses "${name##*-linux-}-unknown-linux-gnu" >"$tree/LICENSES-OF-DEPENDENCIES"
 find "$tree" -type d -exec chmod 755 {} +
-find "$tree" -type f ! -name gpu-bootstrap ! -name slurm-join -exec chmod 644 {} +
+# As in the repository. The result must not depend on the umask.
+find "$tree" -type f -perm -100 -exec chmod 755 {} +
+find "$tree" -type f ! -perm -100 -exec chmod 644 {} +
 tar --create --directory "$out" --sort=name --format=ustar --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \
     "$name" | gzip --no-name --best >"$archive"
 rm -rf "$tree"

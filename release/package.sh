@@ -24,6 +24,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tar --extract --gzip --file "$archive" --directory "$work" --strip-components 1 --no-same-owner
 cp release/nfpm.yaml release/packages/* "$work"
+# shellcheck source=release/publisher
 . release/publisher
 cd "$work"
 sed -i "s/^  compression: xz$/  compression: ${PACKAGE_COMPRESSION:-xz}/; s|^maintainer: .*|maintainer: $MAINTAINER${REPOSITORY:+\nhomepage: $REPOSITORY}|" nfpm.yaml
