@@ -2,7 +2,7 @@
 
 include tests/vm/vm.mk
 
-.PHONY: test test-all test-long lint format unit ptx readers examples release reproduce aarch64 deny fuzz update mutants size
+.PHONY: test test-all test-long lint format unit ptx readers examples release released reproduce deny fuzz update mutants size
 
 # Run this before a commit: format, lint, unit tests, scenarios, and the core machine cases. The time limit is 20 minutes on two
 # slow CPUs from a clean clone. `make test TIERS="core cluster"` adds a tier.
@@ -16,12 +16,15 @@ test-all: export EVERY_MUTATION = 1
 test-all: export ARCHITECTURES = x86_64
 test-all: format
 	$(MAKE) --jobs 2 unit release
+	$(MAKE) released
 	$(MAKE) deny ptx readers examples
 	$(MAKE) fuzz SECONDS=30
 	$(MAKE) machines-released
 
-# All other tests.
-test-long: machines-long aarch64
+# All other tests. The files of both architectures are built twice and tested once, because both builds must be equal.
+test-long: machines-long
+	$(MAKE) release
+	$(MAKE) released reproduce
 
 # These targets compile the workspace packages with clippy-driver instead of rustc, so that each package is linted and compiled
 # only once. Warnings are errors. `make lint` uses `cargo clippy`, whose build results cannot be used for tests.
@@ -52,9 +55,9 @@ ptx:
 readers: vm
 	tests/readers/run.sh
 
-# Tests the files in examples/, the Helm chart, the manifests, the container image and the workflows with the programs that read
-# them, which it installs in fixed versions (tests/examples/run.sh). Requires Debian or Ubuntu, Python 3 with venv, and Go. The first
-# run compiles gpu-bootstrap, Helm, OpenTofu, crane and actionlint.
+# Tests the files in examples/, the manifests and the workflows with the programs that read them, which it installs in fixed versions
+# (tests/examples/run.sh). Requires Debian or Ubuntu, Python 3 with venv, and Go. The first run compiles gpu-bootstrap, Helm, OpenTofu,
+# crane and actionlint.
 examples:
 	tests/examples/run.sh
 
@@ -67,16 +70,17 @@ release:
 	release/tag.sh
 	env -u RUSTC_WORKSPACE_WRAPPER release/build.sh $(ARCHITECTURES)
 
+# Tests each file of `make release` of this commit with the programs that read it: checksums and signature, binary, archive, packages,
+# SBOM, image, chart (tests/release-files/run.sh). Requires the tools of `make examples`, rpm and man. The binary for aarch64 runs in
+# QEMU, which requires root on Debian and mmdebstrap.
+released:
+	tests/release-files/run.sh target/release-files $(ARCHITECTURES)
+
 # Builds the same commit in a fresh clone at another path, and compares the results with SUMS (docs/verify.md). The .buildinfo file
 # in the same directory contains RELEASE_URL.
 SUMS ?= target/release-files/SHA256SUMS
 reproduce:
 	env -u RUSTC_WORKSPACE_WRAPPER release/reproduce.sh $(SUMS) $(ARCHITECTURES)
-
-# Builds the aarch64 binary in the same way and starts it in QEMU user-mode emulation. Requires rustup, which downloads the Rust
-# standard library for aarch64, and takes about 6 minutes on two cores. Part of `make test-long`.
-aarch64:
-	tests/aarch64/run.sh
 
 # Checks the dependencies with deny.toml: licenses, bans, sources and RustSec advisories. Requires `cargo install --locked
 # cargo-deny@0.20.2`. Fails if the advisory database is not available, unless ADVISORIES=optional.

@@ -89,14 +89,16 @@ revision=$(git rev-parse HEAD)
 # shellcheck disable=SC2086 # A list of words.
 digest=$(python3 release/image.py "$version" "$revision" "$out/gpu-bootstrap-$version-oci.tar" $image_sources)
 release/chart.sh "$version" "$digest" "$out/gpu-bootstrap-$version.tgz"
+compiler=$(rustc --version)
+requirements=$(sed -n 's/^\([a-z].*\) --hash=\(.*\)/ \1 \2/p' release/requirements.txt)
 cat >"$out/gpu-bootstrap-$version.buildinfo" <<EOF
 Version: $version
 Commit: $revision
 Source-Date-Epoch: $SOURCE_DATE_EPOCH${release_url:+
 Release-Url: $release_url}
 Image: $digest
-Compiler: $(rustc --version)
+Compiler: $compiler
 Tools:
-$(sed -n 's/^\([a-z].*\) --hash=\(.*\)/ \1 \2/p' release/requirements.txt)
+$requirements
 EOF
 release/checksums.sh "$out"

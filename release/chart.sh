@@ -17,5 +17,6 @@ sed -i "s/^  digest: \"\"/  digest: $digest/" "$work/gpu-bootstrap/values.yaml"
 # The result must not depend on the umask.
 find "$work" -type d -exec chmod 755 {} +
 find "$work" -type f -exec chmod 644 {} +
-tar --create --sort=name --format=ustar --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --directory "$work" \
-    gpu-bootstrap | gzip --no-name --best >"$output"
+tar --create --file "$work/chart.tar" --sort=name --format=ustar --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \
+    --directory "$work" gpu-bootstrap
+gzip --no-name --best <"$work/chart.tar" >"$output"

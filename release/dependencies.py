@@ -21,27 +21,25 @@ def metadata(target):
 
 
 def needed_by(node):
-    """Returns the IDs of the packages linked into a package, without test and build-script dependencies."""
+    """Returns the IDs of the packages that a package links, without test and build-script dependencies."""
     return [one["pkg"] for one in node["deps"] if any(kind["kind"] is None for kind in one["dep_kinds"])]
 
 
-def linked(data):
+def linked(data, target):
     """Returns the program, and the packages linked into it, directly or not, in the order of their names."""
-    nodes = {node["id"]: node for node in data["resolve"]["nodes"]}
-    packages = {package["id"]: package for package in data["packages"]}
-    root = next(package for package in data["packages"] if package["name"] == PROGRAM)
-    found, todo = set(), [root["id"]]
-    while todo:
-        one = todo.pop()
-        if one not in found:
-            found.add(one)
-            todo.extend(needed_by(nodes[one]))
-    rest = [packages[one] for one in found - {root["id"]}]
-    return root, sorted(rest, key=lambda one: (one["name"], one["version"]))
+    # `cargo metadata` also enables the features that only other packages of the workspace need.
+    command = ["cargo", "tree", "--locked", "--package", PROGRAM, "--target", target, "--edges", "normal", "--prefix", "none"]
+    lines = subprocess.run([*command, "--format", "{p}"], check=True, capture_output=True, text=True).stdout.splitlines()
+    found = {tuple(line.split(" ")[:2]) for line in lines}
+    packages = [package for package in data["packages"] if (package["name"], f"v{package['version']}") in found]
+    assert len(packages) == len(found), found
+    [root] = [package for package in packages if package["name"] == PROGRAM]
+    packages.remove(root)
+    return root, sorted(packages, key=lambda one: (one["name"], one["version"]))
 
 
 def licenses(target):
-    _, packages = linked(metadata(target))
+    _, packages = linked(metadata(target), target)
     texts = {}
     print(f"{PROGRAM} contains these crates.io packages. The texts of their licenses follow.\n")
     for package in packages:
@@ -91,7 +89,7 @@ def component(package, kind, digest):
 
 def sbom(target, program):
     data = metadata(target)
-    root, packages = linked(data)
+    root, packages = linked(data, target)
     digests = checksums()
     time = datetime.datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), datetime.timezone.utc)
     nodes = {node["id"]: node for node in data["resolve"]["nodes"]}
@@ -107,7 +105,7 @@ def sbom(target, program):
         "dependencies": [
             {
                 "ref": reference(package),
-                "dependsOn": sorted({references[one] for one in needed_by(nodes[package["id"]])}),
+                "dependsOn": sorted({references[one] for one in needed_by(nodes[package["id"]]) if one in references}),
             }
             for package in [root, *packages]
         ],

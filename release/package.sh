@@ -24,6 +24,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tar --extract --gzip --file "$archive" --directory "$work" --strip-components 1 --no-same-owner
 cp release/nfpm.yaml release/packages/* "$work"
+# shellcheck source=release/publisher
 . release/publisher
 cd "$work"
 sed -i "s/^  compression: xz$/  compression: ${PACKAGE_COMPRESSION:-xz}/; s|^maintainer: .*|maintainer: $MAINTAINER${REPOSITORY:+\nhomepage: $REPOSITORY}|" nfpm.yaml
@@ -53,7 +54,8 @@ d}' copyright
     find doc -type f -printf '  - {src: %p, dst: /usr/share/doc/gpu-bootstrap/%P, type: doc, packager: rpm}\n'
     find man -name '*.1.gz' -printf '  - {src: %p, dst: /usr/share/man/man1/%P, type: doc, packager: rpm}\n'
     find man -name '*.5.gz' -printf '  - {src: %p, dst: /usr/share/man/man5/%P, type: doc, packager: rpm}\n'
-} | LC_ALL=C sort >>nfpm.yaml
+} >contents
+LC_ALL=C sort contents >>nfpm.yaml
 # The result must not depend on the umask.
 find . -type d -exec chmod 755 {} +
 find . -type f -exec chmod 644 {} +

@@ -10,8 +10,9 @@ fail() {
     exit 1
 }
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
-tag=${1:-$(git tag --points-at HEAD --list 'v[0-9]*' 2>/dev/null || true)}
+tag=${1:-$(git tag --points-at HEAD --list 'v[0-9]*')}
 
+# shellcheck source=release/publisher
 . release/publisher
 missing=
 case $MAINTAINER in '' | *.invalid\>) missing=' MAINTAINER' ;; esac

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Part of the test harness: builds the release packages of a program in several versions, with the files in release/ of the
-# repository: release-packages.sh REPOSITORY PROGRAM DIRECTORY VERSION...
+# repository: release-packages.sh REPOSITORY PROGRAM DIRECTORY VERSION... Also writes install.sh with its files to
+# DIRECTORY/release: those of `make release` if it built the program, otherwise those of the first version.
 set -eu
 repository=$1
 program=$2
@@ -21,4 +22,13 @@ for version in "$@"; do
     fi
     "$repository/release/package.sh" "$archive"
 done
+mkdir "$directory/release"
+released=$repository/target/release-files
+# Without a match, the pattern is the name of a file that does not exist.
+if cmp -s "$program" "$released"/gpu-bootstrap-*-linux-x86_64; then
+    cp "$released"/*-linux-x86_64.tar.gz "$released"/*_amd64.deb "$released"/*.x86_64.rpm "$released/install.sh" "$directory/release"
+else
+    cp "$directory/gpu-bootstrap"[-_]"$1"[-_]* "$directory/release"
+    env -u RELEASE_KEY "$repository/release/checksums.sh" "$directory/release"
+fi
 rm "$directory"/*.tar.gz

@@ -1,5 +1,6 @@
 //! The packages of a release, built from the program of this run with the packaging files of the release, in two versions. The
-//! files in the packages are the same; only the version differs.
+//! files in the packages are the same; only the version differs. Also the files that `install.sh` needs: those of `make release`
+//! if the program is from there, otherwise those of the first version.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,10 @@ const VERSIONS: [&str; 2] = ["0.0.1", "99.0.0"];
 
 /// The directory of the packages in a machine.
 const INSIDE: &str = "/usr/lib/testbed/packages";
+
+/// The directory of the files for `install.sh`, on the host below that of the packages, and in a machine.
+const FILES: &str = "release";
+const FILES_INSIDE: &str = "/usr/lib/testbed/release";
 
 /// The names of the packages, in the order of [`VERSIONS`].
 fn names(rpm: bool) -> [String; 2] {
@@ -39,16 +44,31 @@ pub fn build(bed: &Bed) -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// The packages of a machine: files on the host, and their paths in the machine.
-pub fn files(directory: &Path, rpm: bool) -> [(PathBuf, String); 2] {
-    names(rpm).map(|name| (directory.join(&name), format!("{INSIDE}/{name}")))
+/// The packages and the release files of a machine: files on the host, and their paths in the machine.
+///
+/// # Errors
+///
+/// If the directory of the release files cannot be read.
+pub fn files(directory: &Path, rpm: bool) -> Result<Vec<(PathBuf, String)>> {
+    let mut files: Vec<(PathBuf, String)> = names(rpm)
+        .map(|name| (directory.join(&name), format!("{INSIDE}/{name}")))
+        .into();
+    let release = directory.join(FILES);
+    let read = || format!("cannot read {}", release.display());
+    for entry in std::fs::read_dir(&release).with_context(read)? {
+        let entry = entry.with_context(read)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        files.push((entry.path(), format!("{FILES_INSIDE}/{name}")));
+    }
+    Ok(files)
 }
 
-/// Template values: the paths of the packages in a machine.
+/// Template values: the paths of the packages and of the release files in a machine.
 pub fn values(rpm: bool) -> BTreeMap<String, String> {
     let [package, upgrade] = names(rpm).map(|name| format!("{INSIDE}/{name}"));
     BTreeMap::from([
         ("release-package".to_owned(), package),
         ("release-upgrade".to_owned(), upgrade),
+        ("release-files".to_owned(), FILES_INSIDE.to_owned()),
     ])
 }

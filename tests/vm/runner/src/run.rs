@@ -162,7 +162,7 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
     }
     if let Some(directory) = (stage.assets.packages.as_ref()).filter(|_| case.release_packages) {
         let rpm = stage.assets.served(&spec.root).is_some();
-        for (from, to) in release::files(directory, rpm) {
+        for (from, to) in release::files(directory, rpm)? {
             machine.put(&from, &to)?;
         }
     }
