@@ -416,6 +416,16 @@ pub trait ReadFiles: Send + Sync {
         Ok(self.read(path)?.map(|content| ContentDigest::of(&content)))
     }
 
+    /// Opens a file for reading, or returns `None` if it does not exist. The files of this machine are read in parts, so their
+    /// size is not limited.
+    ///
+    /// # Errors
+    /// Same as [`ReadFiles::read`].
+    fn open(&self, path: &Utf8Path) -> Result<Option<Box<dyn io::Read + Send>>, FilesError> {
+        let content = self.read(path)?;
+        Ok(content.map(|content| Box::new(io::Cursor::new(content)) as Box<dyn io::Read + Send>))
+    }
+
     /// Whether the path exists, following symlinks.
     ///
     /// # Errors
