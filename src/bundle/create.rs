@@ -504,7 +504,8 @@ impl Creation<'_> {
 
     /// Lets each runtime write its validation image to an archive.
     async fn images(&mut self, say: &mut (dyn FnMut(&str) + Send)) -> Result<(), ChangeError> {
-        let Some(export) = &self.recipe.image else {
+        let recipe = self.recipe;
+        let Some(export) = &recipe.image else {
             return Ok(());
         };
         let image = export.image;
@@ -540,7 +541,7 @@ impl Creation<'_> {
             self.place(&from, &path, None)?;
             self.files.remove(&from)?;
             let archive = ImageArchive {
-                path: self.recipe.out.join(&path),
+                path: recipe.out.join(&path),
                 sha256: String::new(),
                 id,
             };

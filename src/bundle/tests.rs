@@ -612,7 +612,7 @@ async fn validation_image_of_the_runtime_is_exported() {
         };
         let created = create::create(&host, &recipe, &mut |_| {}).await;
         let error = created.as_ref().err();
-        assert_eq!(error.map(|error| &*error.reason), reason, "{created:?}");
+        assert_eq!(error.map(|error| error.reason), reason, "{created:?}");
         if reason.is_some() {
             let hint = error.and_then(|error| error.hint.clone()).unwrap();
             assert!(hint.contains("pull"), "{hint}");

@@ -1,5 +1,7 @@
 //! File access: reading never writes, and writing is atomic and durable.
 
+use std::io::{Cursor, Read};
+
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
@@ -421,9 +423,9 @@ pub trait ReadFiles: Send + Sync {
     ///
     /// # Errors
     /// Same as [`ReadFiles::read`].
-    fn open(&self, path: &Utf8Path) -> Result<Option<Box<dyn io::Read + Send>>, FilesError> {
+    fn open(&self, path: &Utf8Path) -> Result<Option<Box<dyn Read + Send>>, FilesError> {
         let content = self.read(path)?;
-        Ok(content.map(|content| Box::new(io::Cursor::new(content)) as Box<dyn io::Read + Send>))
+        Ok(content.map(|content| Box::new(Cursor::new(content)) as Box<dyn Read + Send>))
     }
 
     /// Whether the path exists, following symlinks.

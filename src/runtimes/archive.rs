@@ -1,5 +1,5 @@
-//! Archives of container images in a bundle. Each runtime writes its own archive and loads it on the other machine, so the formats
-//! of the clients do not have to match.
+//! Archives of container images in a bundle. Each runtime writes its own archive and loads it on the other machine, because Docker
+//! does not load an archive of containerd whose image has a digest (`invalid tag`, Docker 20.10.24 with containerd 1.6.20).
 //!
 //! - containerd keeps the manifest with the digest of the registry, so the archive contains the chain of digests from the locked
 //!   digest to the layers, and the loaded image has the name of a pulled one.
@@ -153,7 +153,7 @@ fn list<T: DeserializeOwned>(
 fn read(archive: impl Read, names: &[&str]) -> io::Result<BTreeMap<String, Vec<u8>>> {
     let mut found = BTreeMap::new();
     for entry in tar::Archive::new(archive).entries()? {
-        let mut entry = entry?;
+        let entry = entry?;
         let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
         let name = name.trim_start_matches("./");
         if !names.contains(&name) {
@@ -161,7 +161,7 @@ fn read(archive: impl Read, names: &[&str]) -> io::Result<BTreeMap<String, Vec<u
         }
         let mut content = Vec::new();
         let is_file = entry.header().entry_type() == tar::EntryType::Regular;
-        (&mut entry).take(LIMIT + 1).read_to_end(&mut content)?;
+        entry.take(LIMIT + 1).read_to_end(&mut content)?;
         let is_whole = content.len() as u64 <= LIMIT;
         if !is_file || !is_whole || found.insert(name.to_owned(), content).is_some() {
             let why = format!("`{name}` is not one regular file of at most {LIMIT} bytes");
