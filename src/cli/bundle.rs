@@ -105,7 +105,7 @@ async fn create(
         digests: &lock.digests,
         repositories: &desired.repositories,
         modules: modules(&lock, desired)?,
-        image: image(desired),
+        image: exported_image(desired),
         program: &env.exe,
     };
     let mut say = |line: &str| console.note(line);
@@ -187,7 +187,7 @@ fn modules<'d>(lock: &Lock, desired: &'d Desired) -> Result<Option<PrebuiltModul
 }
 
 /// Returns the validation image, if it has a digest.
-fn image(desired: &Desired) -> Option<ImageExport<'_>> {
+fn exported_image(desired: &Desired) -> Option<ImageExport<'_>> {
     let validation = &desired.validation;
     let image = validation.image.as_deref().zip(validation.image_digest());
     let (image, digest) = image.filter(|_| steps::container::is_wanted(desired))?;
