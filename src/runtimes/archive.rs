@@ -172,13 +172,13 @@ fn read(archive: impl Read, names: &[&str]) -> io::Result<BTreeMap<String, Vec<u
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const CONFIGURATION: &[u8] = b"{\"rootfs\":{}}";
 
     /// An archive of Docker, and the ID of its image.
-    pub fn docker_archive() -> (String, Vec<u8>) {
+    pub(crate) fn docker_archive() -> (String, Vec<u8>) {
         let hex = sha256(CONFIGURATION);
         let file = format!("{hex}.json");
         let list = saved(&file, "null");
