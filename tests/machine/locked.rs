@@ -355,15 +355,16 @@ fn validation_image_is_loaded_from_the_bundle() {
     let digest = "a".repeat(64);
     let exact = format!("validation.image={IMAGE}@sha256:{digest}");
     let tag = format!("registry.example/probe:gpu-bootstrap-{digest}");
+    let settings = ["--set", &*exact, "--set", "runtime.use=[\"docker\"]"];
+    let with = |args: &[&'static str]| [args, &settings].concat();
     let first = machine("debian-12-h100", "debian-12", &[]);
-    run(&first, &["install", "--set", &exact]);
+    run(&first, &with(&["install"]));
     let lock = run(&first, &["lock"]);
-    let options = ["--bundle", BUNDLE, "--set", &exact];
 
     let second = machine("debian-12-h100", "debian-12", &[]);
     put_bundle(&second, &lock, IMAGE);
     let before = second.snapshot();
-    let ran = second.run(&[&["install"][..], &options].concat());
+    let ran = second.run(&with(&["install", "--bundle", BUNDLE]));
     assert_eq!(ran.exit, 5, "{}", told(&ran));
     let said: Vec<&str> = ran.err.split_whitespace().collect();
     let lacks = "the bundle lacks the image for docker";
@@ -372,11 +373,11 @@ fn validation_image_is_loaded_from_the_bundle() {
     second.fakes.files.take(&format!("{BUNDLE}/bundle.toml"));
 
     put_bundle(&second, &lock, "");
-    let ran = second.run(&[&["plan"][..], &options].concat());
+    let ran = second.run(&with(&["plan", "--bundle", BUNDLE]));
     let said: Vec<&str> = ran.out.split_whitespace().collect();
     let loads = "into docker from `/srv/bundle/images/docker.tar`";
     assert!(said.join(" ").contains(loads), "{}", told(&ran));
-    let ran = second.run(&[&["install"][..], &options].concat());
+    let ran = second.run(&with(&["install", "--bundle", BUNDLE]));
     assert_eq!(ran.exit, 0, "{}", told(&ran));
     let lines: Vec<String> = ran.commands.iter().map(Cmd::line).collect();
     assert!(
@@ -388,9 +389,9 @@ fn validation_image_is_loaded_from_the_bundle() {
     assert!(container.contains(&format!("-- {tag} ")), "{container}");
 
     // Later commands do not need the bundle.
-    let ran = second.run(&["plan", "--set", &exact]);
+    let ran = second.run(&with(&["plan"]));
     assert_eq!(ran.exit, 0, "{}", told(&ran));
-    let ran = second.run(&["check", "--validate", "--set", &exact]);
+    let ran = second.run(&with(&["check", "--validate"]));
     let lines: Vec<String> = ran.commands.iter().map(Cmd::line).collect();
     assert!(
         lines.iter().any(|line| line.contains(&tag)),
