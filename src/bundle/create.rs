@@ -1,18 +1,24 @@
 //! Creates a bundle. The package manager downloads with its own transports, credentials and proxies, into lists and caches below
 //! the new directory, so the lists and caches of the machine are not changed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    BundledKey, BundledPackage, BundledSystem, LOCK, MANIFEST, Manifest, PROGRAM, check_characters,
-    empty_directory, remove_contents, remove_tree,
+    BundledImage, BundledKey, BundledPackage, BundledSystem, LOCK, MANIFEST, Manifest, PROGRAM,
+    check_characters, empty_directory, remove_contents, remove_tree,
 };
 use crate::{
-    change::packages::{
-        DIGEST_REMEDY, LOCK_REMEDY, REPLACED_FILES,
-        repository::{KEY_LIMIT, Keyring, evaluate, has_accepted_key},
+    change::{
+        image_names,
+        packages::{
+            DIGEST_REMEDY, LOCK_REMEDY, REPLACED_FILES,
+            repository::{KEY_LIMIT, Keyring, evaluate, has_accepted_key},
+        },
     },
     config::desired::Prebuilt,
     error::one_line,
@@ -26,6 +32,7 @@ use crate::{
         text::bytes,
     },
     modules::{SOURCE_TIME_LIMIT, archive},
+    runtimes::{RuntimeKind, archive::ImageArchive},
     tools::{
         packages::{
             Backend, Manager, Settings,
@@ -60,6 +67,8 @@ pub struct Recipe<'a> {
     pub repositories: &'a [Repository],
     /// Prebuilt kernel modules, if they are configured.
     pub modules: Option<PrebuiltModules<'a>>,
+    /// The validation image, if one with a digest is configured.
+    pub image: Option<ImageExport<'a>>,
     /// The path of the program.
     pub program: &'a Utf8Path,
 }
@@ -68,6 +77,16 @@ pub struct Recipe<'a> {
 pub struct PrebuiltModules<'a> {
     pub prebuilt: &'a Prebuilt,
     pub target: BuildTarget,
+}
+
+/// An image that the runtimes of this machine have.
+pub struct ImageExport<'a> {
+    /// The name with the digest in the registry.
+    pub image: &'a str,
+    pub digest: &'a str,
+    pub runtimes: Vec<RuntimeKind>,
+    /// The time limit for each archive.
+    pub limit: Duration,
 }
 
 /// A new bundle.
@@ -148,6 +167,8 @@ impl Creation<'_> {
         &mut self,
         say: &mut (dyn FnMut(&str) + Send),
     ) -> Result<CreatedBundle, ChangeError> {
+        // First, because the image may be missing.
+        self.images(say).await?;
         say("downloading the package lists");
         let repositories = self.listed().await?;
         let packages = self.located(&repositories).await?;
@@ -478,6 +499,63 @@ impl Creation<'_> {
             "the bundle contains no prebuilt modules, so nodes compile them: {}",
             whys.join("; ")
         ));
+        Ok(())
+    }
+
+    /// Lets each runtime write its validation image to an archive.
+    async fn images(&mut self, say: &mut (dyn FnMut(&str) + Send)) -> Result<(), ChangeError> {
+        let recipe = self.recipe;
+        let Some(export) = &recipe.image else {
+            return Ok(());
+        };
+        let image = export.image;
+        self.files.create_directory(&self.state, 0o755)?;
+        for runtime in &export.runtimes {
+            let (name, client) = (runtime.name(), runtime.runtime().containers());
+            let Some(client) = client else { continue };
+            let what = format!("export the image `{image}` from {name} for the bundle");
+            let failed = |source| ChangeError::tool(&*what, source);
+            let reader = self.host.reader();
+            let names = image_names(reader, *runtime, image).await.map_err(failed)?;
+            let Some(found) = names.into_iter().flatten().next() else {
+                let pull = client.pull(self.files, &client.image_name(image))?.line();
+                let why = format!("{what}: {name} does not have it");
+                return Err(ChangeError::blocked("bundle-incomplete", why)
+                    .advice(format!("run `{pull}`, then run the command again")));
+            };
+            let id = match client.image_id(&found) {
+                Some(query) => {
+                    let output = reader.query(&query).await.map_err(failed)?;
+                    let output = output.success(query.cmd()).map_err(failed)?.stdout;
+                    let hex = output.trim();
+                    format!("sha256:{}", hex.strip_prefix("sha256:").unwrap_or(hex))
+                }
+                None => export.digest.to_owned(),
+            };
+            say(&format!("exporting the image `{image}` from {name}"));
+            let from = self.state.join("image.tar");
+            let save = client.save(&found, &id, &from).deadline(export.limit);
+            let output = self.host.exec.run(&save, &mut |_, _| {}).await;
+            (output.and_then(|output| output.success(&save))).map_err(failed)?;
+            let path = Utf8PathBuf::from(format!("images/{name}.tar"));
+            self.place(&from, &path, None)?;
+            self.files.remove(&from)?;
+            let archive = ImageArchive {
+                path: recipe.out.join(&path),
+                sha256: String::new(),
+                id,
+            };
+            if let Some(why) = archive.issue(self.files, *runtime, image)? {
+                return Err(ChangeError::new("bundle-image", format!("{what}: {why}"))
+                    .advice("remove the image, pull it again, and run the command again"));
+            }
+            self.manifest.images.push(BundledImage {
+                image: image.to_owned(),
+                runtime: *runtime,
+                id: archive.id,
+                path,
+            });
+        }
         Ok(())
     }
 

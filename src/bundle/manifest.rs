@@ -9,7 +9,11 @@ use serde::{Deserialize, Serialize};
 use crate::{
     host::digest::ContentDigest,
     model::{text::beginning, version::KernelVersion},
-    tools::packages::{Manager, mirrors::Mirror},
+    runtimes::RuntimeKind,
+    tools::{
+        oci::is_digest,
+        packages::{Manager, mirrors::Mirror},
+    },
 };
 
 /// The name of the manifest in a bundle.
@@ -38,6 +42,8 @@ pub struct Manifest {
     pub keys: Vec<BundledKey>,
     #[serde(default)]
     pub packages: Vec<BundledPackage>,
+    #[serde(default)]
+    pub images: Vec<BundledImage>,
     /// All files except the manifest.
     pub files: BTreeMap<Utf8PathBuf, BundledFile>,
 }
@@ -69,6 +75,18 @@ pub struct BundledKey {
 pub struct BundledPackage {
     pub name: String,
     pub version: String,
+    pub path: Utf8PathBuf,
+}
+
+/// The validation image for one runtime.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct BundledImage {
+    /// The name with the digest in the registry.
+    pub image: String,
+    pub runtime: RuntimeKind,
+    /// The digest that identifies the image in the archive, see [`crate::runtimes::archive`].
+    pub id: String,
     pub path: Utf8PathBuf,
 }
 
@@ -108,6 +126,7 @@ impl Manifest {
             mirrors: Vec::new(),
             keys: Vec::new(),
             packages: Vec::new(),
+            images: Vec::new(),
             files: BTreeMap::new(),
         }
     }
@@ -152,11 +171,18 @@ impl Manifest {
             }
         }
         let contents = (self.keys.iter().map(|key| &key.path))
-            .chain(self.packages.iter().map(|package| &package.path));
+            .chain(self.packages.iter().map(|package| &package.path))
+            .chain(self.images.iter().map(|image| &image.path));
         for path in contents {
             if !self.files.contains_key(path) {
                 let path = beginning(path.as_str(), LONGEST);
                 return Err(format!("`{path}` has no size and digest in `files`"));
+            }
+        }
+        for image in &self.images {
+            if !is_digest(&image.id) {
+                let id = beginning(&image.id, LONGEST).escape_debug().to_string();
+                return Err(format!("`{id}` is not the ID of an image"));
             }
         }
         Ok(())

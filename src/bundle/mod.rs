@@ -1,7 +1,8 @@
 //! Bundles: a directory with everything that `install --lock` needs, for machines without internet.
 //!
 //! [`create`] runs on a node with the same system, kernel and settings. The directory contains partial copies of the repositories
-//! with the lists that their vendors signed, the lock file, the keys, the program, and [`MANIFEST`] with the digest of each file.
+//! with the lists that their vendors signed, the lock file, the keys, the validation image ([`crate::runtimes::archive`]), the
+//! program, and [`MANIFEST`] with the digest of each file.
 //! A run with a bundle uses the configuration of the machine, but its commands read the copies ([`Bundle::redirect`]). The source
 //! files of the machine are not changed, so there is nothing to undo. Packages are verified with the keys of the machine,
 //! and downloaded keys by their fingerprints: a bundle is not trusted more than a download.
@@ -12,11 +13,16 @@ pub mod create;
 mod manifest;
 mod redirect;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-pub use manifest::{BundledFile, BundledKey, BundledPackage, BundledSystem, MANIFEST, Manifest};
+pub use manifest::{
+    BundledFile, BundledImage, BundledKey, BundledPackage, BundledSystem, MANIFEST, Manifest,
+};
 
 use crate::{
     exit::Exit,
@@ -26,6 +32,7 @@ use crate::{
         trusted::{self, Trusted, refuse_foreign},
     },
     model::{packages::Repository, paths::RUN},
+    runtimes::{RuntimeKind, archive::ImageArchive},
     tools::packages::Backend,
     work::ChangeError,
 };
@@ -130,7 +137,30 @@ impl Bundle {
     /// # Errors
     /// If a file cannot be read. Differences are not an error.
     pub fn verify(&self, files: &dyn ReadFiles) -> Result<Vec<String>, ChangeError> {
-        Ok(self.compared(files, true)?.differences)
+        let mut differences = self.compared(files, true)?.differences;
+        for (image, archive) in self.manifest.images.iter().zip(self.image_archives()) {
+            if let Some(why) = archive.issue(files, image.runtime, &image.image)? {
+                differences.push(format!("`{}` (`{}`): {why}", image.path, image.image));
+            }
+        }
+        Ok(differences)
+    }
+
+    /// The archives of the images, in the order of the manifest.
+    fn image_archives(&self) -> impl Iterator<Item = ImageArchive> {
+        (self.manifest.images.iter()).map(|image| ImageArchive {
+            path: self.directory.join(&image.path),
+            sha256: (self.manifest.files.get(&image.path))
+                .map_or_else(String::new, |file| file.sha256.clone()),
+            id: image.id.clone(),
+        })
+    }
+
+    /// The archives of the images, by runtime and image.
+    pub fn archives(&self) -> BTreeMap<(RuntimeKind, String), ImageArchive> {
+        let images = self.manifest.images.iter();
+        let keys = images.map(|image| (image.runtime, image.image.clone()));
+        keys.zip(self.image_archives()).collect()
     }
 
     /// Compares the bundle with its manifest: missing and foreign files, links, sizes, and with `reads` digests.

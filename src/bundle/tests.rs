@@ -1,7 +1,7 @@
-use std::{collections::BTreeMap, io};
+use std::{collections::BTreeMap, io, time::Duration};
 
 use super::{
-    create::{PrebuiltModules, Recipe},
+    create::{ImageExport, PrebuiltModules, Recipe},
     *,
 };
 use crate::{
@@ -15,6 +15,7 @@ use crate::{
         packages::{Repository, Signed},
         text::reads_any_text,
     },
+    runtimes::archive::tests::docker_archive,
     tools::{
         openpgp,
         packages::{Manager, Settings, mirrors::Mirror},
@@ -481,6 +482,7 @@ fn recipe<'a>(
         digests,
         repositories,
         modules: None,
+        image: None,
         program: "/usr/bin/gpu-bootstrap".into(),
     }
 }
@@ -568,6 +570,68 @@ async fn prebuilt_modules_are_copied_with_their_signature() {
             }
             Some(line) => assert!(line.contains("https://a.example.org: "), "{line}"),
         }
+    }
+}
+
+/// The client returns `id` for the image, or reports that it is missing.
+#[tokio::test]
+async fn validation_image_of_the_runtime_is_exported() {
+    let (id, archive) = docker_archive();
+    let other = format!("sha256:{}", "1".repeat(64));
+    let digest = format!("sha256:{}", "0".repeat(64));
+    let image = format!("registry.example.com/probe@{digest}");
+    let packages = by_name(&[("runc", "1.1.5+ds1-1")]);
+    for (id, reason) in [
+        (Some(&id), None),
+        (Some(&other), Some("bundle-image")),
+        (None, Some("bundle-incomplete")),
+    ] {
+        let (host, fakes) = fake::host();
+        downloads(&fakes);
+        fakes.files.put("/usr/bin/gpu-bootstrap", "program");
+        let (found, content) = (id.cloned(), archive.clone());
+        fakes.exec.on("docker", move |cmd, files| {
+            match (&*cmd.args[0], &found, cmd.args[1].strip_prefix("--output=")) {
+                ("save", Some(_), Some(path)) => files.put(path, content.clone()),
+                ("image", Some(id), _) if cmd.args[4].contains('@') => {
+                    return ok(format!("{id}\n"));
+                }
+                _ => return failed(1, "Error: No such image: x"),
+            }
+            ok("")
+        });
+        let digests = BTreeMap::new();
+        let recipe = Recipe {
+            image: Some(ImageExport {
+                image: &image,
+                digest: &digest,
+                runtimes: vec![RuntimeKind::Docker],
+                limit: Duration::from_secs(60),
+            }),
+            ..recipe(&packages, &digests, &[])
+        };
+        let created = create::create(&host, &recipe, &mut |_| {}).await;
+        let error = created.as_ref().err();
+        assert_eq!(error.map(|error| error.reason), reason, "{created:?}");
+        if reason.is_some() {
+            let hint = error.and_then(|error| error.hint.clone()).unwrap();
+            assert!(hint.contains("pull"), "{hint}");
+            assert_eq!(host.files.list(DIRECTORY.into()).unwrap(), [""; 0]);
+            continue;
+        }
+        let opened = open(&host).unwrap();
+        assert_eq!(opened.verify(&*host.files).unwrap(), [""; 0]);
+        let archives = opened.archives();
+        let one = &archives[&(RuntimeKind::Docker, image.clone())];
+        assert_eq!(one.path, "/srv/bundle/images/docker.tar");
+        assert_eq!((&one.id, &one.sha256), (id.unwrap(), &sha256(&archive)));
+        // An archive with another image, replaced together with its digest.
+        let path = format!("{DIRECTORY}/{MANIFEST}");
+        let text = fakes.files.text(&path).replace(id.unwrap(), &other);
+        fakes.files.put(&path, text);
+        let differences = open(&host).unwrap().verify(&*host.files).unwrap();
+        assert_eq!(differences.len(), 1, "{differences:?}");
+        assert!(differences[0].contains(&other), "{differences:?}");
     }
 }
 

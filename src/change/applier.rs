@@ -366,9 +366,12 @@ impl ApplyChanges for Applier {
                 runtime,
                 image,
                 timeout_seconds,
+                archive,
             } => {
                 let limit = Duration::from_secs(*timeout_seconds);
-                self.pull_image(*runtime, image, limit, sink).await?;
+                let archive = archive.as_ref();
+                self.pull_image(*runtime, image, archive, limit, sink)
+                    .await?;
             }
             Change::RunProbe {
                 probe,

@@ -1,6 +1,6 @@
 //! Human-readable descriptions of changes.
 
-use crate::change::{Change, Probe};
+use crate::change::{Change, Probe, image::load_image};
 
 impl Change {
     /// A one-line summary in the imperative, for plan, progress and journal.
@@ -75,9 +75,15 @@ impl Change {
             Self::RunTool {
                 purpose, command, ..
             } => format!("{purpose} (`{}`)", command.join(" ")),
-            Self::PullImage { runtime, image, .. } => {
-                format!("pull the image `{image}` with {}", runtime.name())
-            }
+            Self::PullImage {
+                runtime,
+                image,
+                archive,
+                ..
+            } => match archive {
+                Some(archive) => load_image(*runtime, image, archive),
+                None => format!("pull the image `{image}` with {}", runtime.name()),
+            },
             Self::RunProbe {
                 probe: Probe::ContainerSeesGpus { gpus, runtime, .. },
                 again,

@@ -1,4 +1,4 @@
-//! Pulls container images. The undo removes an image that did not exist before.
+//! Pulls container images, or loads them from a bundle. The undo removes an image that did not exist before.
 
 use std::time::Duration;
 
@@ -7,6 +7,7 @@ use crate::{
     config::desired::RuntimeKind,
     error::one_line,
     host::{Cmd, ExecError, Reader},
+    runtimes::{Containers, archive::ImageArchive},
     tools::faults,
 };
 
@@ -17,6 +18,38 @@ const BACKOFF: [Duration; 3] = [
     Duration::from_secs(60),
 ];
 
+/// Returns the names of an image in the runtime: the one of a pulled image, and the one of an image from a bundle. Empty if the
+/// image is missing, and `None` if the client of the runtime is not installed.
+///
+/// # Errors
+/// If the runtime could not be queried.
+pub async fn image_names(
+    host: Reader<'_>,
+    runtime: RuntimeKind,
+    image: &str,
+) -> Result<Option<Vec<String>>, ExecError> {
+    // Without a client no container is started, so no image is needed.
+    let Some(client) = runtime.runtime().containers() else {
+        return Ok(None);
+    };
+    let mut found = Vec::new();
+    let names = [Some(client.image_name(image)), client.loaded_name(image)];
+    for name in names.into_iter().flatten() {
+        let query = client.find_image(&name);
+        let output = match host.query(&query).await {
+            Ok(output) => output,
+            Err(ExecError::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        match client.has_image(&name, &output) {
+            Some(true) => found.push(name),
+            Some(false) => {}
+            None => return Err(output.failure(query.cmd())),
+        }
+    }
+    Ok(Some(found))
+}
+
 /// Returns whether the runtime has the image, or `None` if its client is not installed.
 ///
 /// # Errors
@@ -26,21 +59,14 @@ pub async fn has_image(
     runtime: RuntimeKind,
     image: &str,
 ) -> Result<Option<bool>, ExecError> {
-    // Without a client no container is started, so no image is needed.
-    let Some(client) = runtime.runtime().containers() else {
-        return Ok(None);
-    };
-    let image = &*client.image_name(image);
-    let query = client.find_image(image);
-    let output = match host.query(&query).await {
-        Ok(output) => output,
-        Err(ExecError::NotFound { .. }) => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    match client.has_image(image, &output) {
-        Some(is_there) => Ok(Some(is_there)),
-        None => Err(output.failure(query.cmd())),
-    }
+    let names = image_names(host, runtime, image).await?;
+    Ok(names.map(|names| !names.is_empty()))
+}
+
+/// Describes the loading of an image.
+pub(super) fn load_image(runtime: RuntimeKind, image: &str, archive: &ImageArchive) -> String {
+    let (name, path) = (runtime.name(), &archive.path);
+    format!("load the image `{image}` into {name} from `{path}`")
 }
 
 impl Applier {
@@ -67,12 +93,45 @@ impl Applier {
         })
     }
 
-    /// Pulls an image unless it exists. Credentials are read from the configuration of the runtime's client:
+    /// Loads an image from the bundle of the run. The archive is verified first, because the manifest of the bundle only had to
+    /// match its size.
+    async fn load_image(
+        &self,
+        (runtime, client): (RuntimeKind, &dyn Containers),
+        image: &str,
+        archive: &ImageArchive,
+        limit: Duration,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let what = load_image(runtime, image, archive);
+        let damaged = |why: &str| {
+            ChangeError::blocked("bundle-damaged", format!("{what}: {why}"))
+                .advice("copy the bundle again, and verify it with `gpu-bootstrap bundle verify`")
+        };
+        let files = &*self.host.files;
+        let content = files.digest(&archive.path)?;
+        if content.is_none_or(|content| content.sha256 != archive.sha256) {
+            return Err(damaged("the archive has another SHA-256"));
+        }
+        if let Some(why) = archive.issue(files, runtime, image)? {
+            return Err(damaged(&why));
+        }
+        for cmd in client.load(image, &archive.id, &archive.path) {
+            self.tool(&what, &cmd.deadline(limit), sink).await?;
+        }
+        match self.has_image(runtime, image).await? {
+            Some(true) => Ok(()),
+            _ => Err(damaged("the runtime does not have it afterwards")),
+        }
+    }
+
+    /// Pulls an image unless it exists, or loads it from an archive. Credentials are read from the configuration of the runtime's client:
     /// [`Containers::pull`](crate::runtimes::Containers::pull).
     pub(super) async fn pull_image(
         &self,
         runtime: RuntimeKind,
         image: &str,
+        archive: Option<&ImageArchive>,
         limit: Duration,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
@@ -82,6 +141,10 @@ impl Applier {
         let Some(client) = runtime.runtime().containers() else {
             return Ok(());
         };
+        if let Some(archive) = archive {
+            let by = (runtime, client);
+            return self.load_image(by, image, archive, limit, sink).await;
+        }
         let cmd = client.pull(&*self.host.files, &client.image_name(image))?;
         let cmd = match client.client_pulls() {
             true => self.by_proxy(cmd),
@@ -139,30 +202,28 @@ impl Applier {
         image: &str,
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
-        match self.has_image(runtime, image).await? {
-            None => {
-                return Ok(Reverted::nothing("the runtime is no longer installed"));
-            }
-            Some(false) => {
-                return Ok(Reverted::nothing(format!(
-                    "the image `{image}` no longer exists"
-                )));
-            }
-            Some(true) => {}
-        }
-        let Some(client) = runtime.runtime().containers() else {
-            return Ok(Reverted::nothing("the runtime pulls no images"));
-        };
-        let cmd = client.remove_image(&client.image_name(image));
         let what = format!("remove the image `{image}`");
-        if let Err(error) = self.tool(&what, &cmd, sink).await {
-            return match error.ended() {
-                // It is used by a container that we did not start.
-                Some(ended @ ExecError::Failed { .. }) if client.keeps_used_images() => Ok(
-                    Reverted::left(format!("the image `{image}`"), one_line(ended)),
-                ),
-                _ => Err(error),
-            };
+        let names = image_names(self.host.reader(), runtime, image).await;
+        let names = names.map_err(|source| ChangeError::tool(&*what, source))?;
+        let (Some(names), Some(client)) = (names, runtime.runtime().containers()) else {
+            return Ok(Reverted::nothing("the runtime is no longer installed"));
+        };
+        if names.is_empty() {
+            return Ok(Reverted::nothing(format!(
+                "the image `{image}` no longer exists"
+            )));
+        }
+        for name in names {
+            let cmd = client.remove_image(&name);
+            if let Err(error) = self.tool(&what, &cmd, sink).await {
+                return match error.ended() {
+                    // It is used by a container that we did not start.
+                    Some(ended @ ExecError::Failed { .. }) if client.keeps_used_images() => Ok(
+                        Reverted::left(format!("the image `{image}`"), one_line(ended)),
+                    ),
+                    _ => Err(error),
+                };
+            }
         }
         Ok(Reverted::done(format!("removed the image `{image}`")))
     }

@@ -55,7 +55,7 @@ pub use crate::work::{CHANGED_SINCE, ChangeError, Class, Reverted, STOPPED, Sink
 pub use applier::Applier;
 pub use apply_changes::{ApplyChanges, NoChanges};
 pub use edits::Edit;
-pub use image::has_image;
+pub use image::{has_image, image_names};
 pub use join::{Admission, LeaveCluster, RestoreLabels};
 pub use maintenance::{ClusterNode, LeaveMethod, LeaveService, LockUse, ReturnToService};
 pub use mig::{Partition, Partitioned, RestoreMig, partition};
@@ -64,7 +64,10 @@ pub use runtime::RuntimeSettings;
 pub use undo::{FileAfter, FileBefore, FollowUp, RuntimeDaemon, Saved, Undo};
 pub use unit::RestoreUnit;
 
-use crate::config::desired::{PackageSpec, Repository};
+use crate::{
+    config::desired::{PackageSpec, Repository},
+    runtimes::archive::ImageArchive,
+};
 
 /// Defines [`Change`] from its variants, each with its name in journals and reports.
 macro_rules! kinds {
@@ -167,13 +170,16 @@ kinds! {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         repeated: bool,
     },
-    /// Pull an image for a validation.
+    /// Pull an image for a validation, or load it from the bundle of the run.
     "pull-image" => PullImage {
         runtime: crate::config::desired::RuntimeKind,
         /// The image name from the settings.
         image: String,
         /// The time limit of all attempts, in seconds.
         timeout_seconds: u64,
+        /// The archive in the bundle. `None` if the image is pulled.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        archive: Option<ImageArchive>,
     },
     /// Run a probe. A success is recorded, so that a later run probes again only if an input has changed or the machine was
     /// rebooted.
@@ -252,6 +258,9 @@ pub enum Probe {
         /// The time limit for pulling the image, in seconds.
         #[serde(default = "crate::config::desired::pull_timeout")]
         pull_timeout_seconds: u64,
+        /// The archive in the bundle with the image. `None` if a missing image is pulled.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        archive: Option<ImageArchive>,
     },
     /// Processes on the host compute on all devices in NVML.
     HostComputes { gpus: usize },

@@ -1,6 +1,9 @@
 //! `bundle`: downloads the packages of a lock file for nodes without internet, and verifies such a bundle.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use serde_json::json;
 
@@ -13,7 +16,7 @@ use super::{
 use crate::{
     bundle::{
         Bundle, BundledSystem,
-        create::{self, PrebuiltModules, Recipe},
+        create::{self, ImageExport, PrebuiltModules, Recipe},
     },
     config::{
         desired::{Desired, PackagePolicy},
@@ -28,6 +31,7 @@ use crate::{
         version::DriverVersion,
     },
     report::messages,
+    steps,
     tools::{
         packages::{Package, Settings},
         prebuilt::BuildTarget,
@@ -101,6 +105,7 @@ async fn create(
         digests: &lock.digests,
         repositories: &desired.repositories,
         modules: modules(&lock, desired)?,
+        image: exported_image(desired),
         program: &env.exe,
     };
     let mut say = |line: &str| console.note(line);
@@ -179,6 +184,19 @@ fn modules<'d>(lock: &Lock, desired: &'d Desired) -> Result<Option<PrebuiltModul
             flavor: driver.flavor,
         },
     }))
+}
+
+/// Returns the validation image, if it has a digest.
+fn exported_image(desired: &Desired) -> Option<ImageExport<'_>> {
+    let validation = &desired.validation;
+    let image = validation.image.as_deref().zip(validation.image_digest());
+    let (image, digest) = image.filter(|_| steps::container::is_wanted(desired))?;
+    Some(ImageExport {
+        image,
+        digest,
+        runtimes: desired.runtimes.iter().map(|spec| spec.kind).collect(),
+        limit: Duration::from_secs(validation.pull_timeout_seconds),
+    })
 }
 
 /// Returns the packages of a bundle: the packages of the lock file, and packages for its kernel. A lock file does not contain

@@ -276,6 +276,7 @@ pub(super) async fn target(
     };
     let mut question = inspection.question(env, host);
     question.ask.bundled = bundle.as_ref().map(Bundle::packages);
+    question.ask.archives = bundle.as_ref().map(Bundle::archives);
     let process = std::process::id();
     question.ask.bundle_sources = bundle.as_ref().map(|_| bundle::sources_of(process));
     let mut run_sources = None;
@@ -304,12 +305,13 @@ pub(super) async fn target(
     })
 }
 
-/// Returns a warning if a run with a bundle needs a container image, which a bundle does not contain.
+/// Returns a warning if a run with a bundle needs a container image without a digest, which a bundle does not contain.
 pub(super) fn without_image(desired: &Desired) -> Option<String> {
-    let image = desired.validation.image.as_ref()?;
+    let validation = &desired.validation;
+    let image = (validation.image.as_ref()).filter(|_| validation.image_digest().is_none())?;
     Some(format!(
-        "the bundle contains no container images: `{image}` (`validation.image`) must be available on this machine or in a registry \
-         of its network"
+        "the bundle does not contain the image `{image}`, which must be available on this machine or in a registry of its network, \
+         because `validation.image` has no digest: set it to `{image}@sha256:DIGEST` before `gpu-bootstrap lock`"
     ))
 }
 
@@ -349,6 +351,7 @@ impl Inspection {
                 driver: Vec::new(),
                 lock: request.lock.clone(),
                 bundled: None,
+                archives: None,
                 bundle_sources: None,
                 lock_timeout_seconds: request.lock_timeout_seconds,
                 flags: Flags {

@@ -23,7 +23,7 @@ pub use crate::{
     config::kernel::{KernelSpec, ModuleMethod},
     joins::{ClusterSpec, Discovery, JoinKind, JoinMethod, NodeSpec},
     model::packages::{PackageSpec, Pin, Repository},
-    runtimes::{Daemon, RuntimeKind},
+    runtimes::{Daemon, RuntimeKind, archive::ImageArchive},
     sharing::{DevicePluginSpec, MpsDaemon, SharingMethod, SharingSpec},
     tools::packages::Manager,
 };
@@ -529,6 +529,21 @@ pub struct Validation {
     pub timeout_seconds: u64,
     /// Time limit for pulling the image in seconds, including retries.
     pub pull_timeout_seconds: u64,
+    /// The archives of the image in the bundle of the run. `None` without a bundle.
+    #[serde(skip)]
+    pub archives: Option<BTreeMap<RuntimeKind, ImageArchive>>,
+}
+
+impl Validation {
+    /// The digest of the image in its registry, if the settings or the lock file contain it.
+    pub fn image_digest(&self) -> Option<&str> {
+        Some(self.image.as_deref()?.split_once('@')?.1)
+    }
+
+    /// The archive of the image for a runtime in the bundle of the run.
+    pub fn archive(&self, runtime: RuntimeKind) -> Option<&ImageArchive> {
+        self.archives.as_ref()?.get(&runtime)
+    }
 }
 
 /// The time limit for pulling an image, in seconds, in journals that do not contain it.

@@ -26,7 +26,7 @@ use crate::{
         secret::{Secret, Secrets},
         token::TokenSource,
     },
-    runtimes::choice,
+    runtimes::{archive::ImageArchive, choice},
     state::bus,
     tools::kubernetes::{kubeconfig, membership},
 };
@@ -49,6 +49,8 @@ pub struct SettingsRequest {
     pub lock: Option<String>,
     /// Names and versions of the packages in the bundle of the run.
     pub bundled: Option<BTreeSet<(String, String)>>,
+    /// The archives of images in the bundle of the run, by runtime and image.
+    pub archives: Option<BTreeMap<(RuntimeKind, String), ImageArchive>>,
     /// The directory with the sources of the bundle of the run.
     pub bundle_sources: Option<Utf8PathBuf>,
     pub lock_timeout_seconds: Option<u64>,
@@ -179,6 +181,13 @@ pub fn load(
         if let Some(locked) = &mut resolution.desired.packages.guard.lock {
             locked.bundled.clone_from(&ask.bundled);
         }
+        let validation = &mut resolution.desired.validation;
+        validation.archives = ask.archives.as_ref().map(|all| {
+            (all.iter())
+                .filter(|((_, image), _)| validation.image.as_ref() == Some(image))
+                .map(|((runtime, _), archive)| (*runtime, archive.clone()))
+                .collect()
+        });
         let warnings = [
             lock.other_kernel(facts, ask.flags.image),
             lock.has_more(&resolution.desired),

@@ -44,6 +44,7 @@ pub(super) fn validation(
         image,
         timeout_seconds: own.timeout.seconds(),
         pull_timeout_seconds: own.pull_timeout.seconds(),
+        archives: None,
     })
 }
 

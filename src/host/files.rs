@@ -1,5 +1,7 @@
 //! File access: reading never writes, and writing is atomic and durable.
 
+use std::io::{Cursor, Read};
+
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
@@ -414,6 +416,16 @@ pub trait ReadFiles: Send + Sync {
     /// Same as [`ReadFiles::read`].
     fn digest(&self, path: &Utf8Path) -> Result<Option<ContentDigest>, FilesError> {
         Ok(self.read(path)?.map(|content| ContentDigest::of(&content)))
+    }
+
+    /// Opens a file for reading, or returns `None` if it does not exist. The files of this machine are read in parts, so their
+    /// size is not limited.
+    ///
+    /// # Errors
+    /// Same as [`ReadFiles::read`].
+    fn open(&self, path: &Utf8Path) -> Result<Option<Box<dyn Read + Send>>, FilesError> {
+        let content = self.read(path)?;
+        Ok(content.map(|content| Box::new(Cursor::new(content)) as Box<dyn Read + Send>))
     }
 
     /// Whether the path exists, following symlinks.

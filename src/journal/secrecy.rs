@@ -311,6 +311,7 @@ mod tests {
                         uuids: Vec::new(),
                         timeout_seconds: 5,
                         pull_timeout_seconds: 5,
+                        archive: None,
                     },
                     record: "validations/docker".into(),
                     inputs: text(),

@@ -3,6 +3,7 @@
 //! [`RuntimeKind::runtime`] and [`Daemon::configured`] return the implementations.
 //! CONTRIBUTING.md describes how to add a runtime.
 
+pub mod archive;
 pub mod cdi;
 pub mod choice;
 pub mod containerd;
@@ -507,6 +508,23 @@ pub trait Containers: Debug + Send + Sync {
     fn client_pulls(&self) -> bool {
         true
     }
+
+    /// Returns the name of an image that was loaded from an archive, or `None` if this is [`Containers::image_name`], because the
+    /// archive contains the digest of the registry.
+    fn loaded_name(&self, _image: &str) -> Option<String> {
+        None
+    }
+
+    /// Queries the ID of an existing image, or returns `None` if the digest of the registry identifies it.
+    fn image_id(&self, _image: &str) -> Option<Query> {
+        None
+    }
+
+    /// Writes an image with this ID to a new archive.
+    fn save(&self, image: &str, id: &str, archive: &Utf8Path) -> Cmd;
+
+    /// Loads the image with this ID from an archive, and adds its name.
+    fn load(&self, image: &str, id: &str, archive: &Utf8Path) -> Vec<Cmd>;
 
     fn remove_image(&self, image: &str) -> Cmd;
 

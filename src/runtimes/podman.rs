@@ -151,6 +151,23 @@ impl Containers for Podman {
         Ok(pull(image))
     }
 
+    fn loaded_name(&self, image: &str) -> Option<String> {
+        oci::loaded_name(image)
+    }
+
+    fn image_id(&self, image: &str) -> Option<Query> {
+        Some(image_id(image))
+    }
+
+    fn save(&self, _: &str, id: &str, archive: &Utf8Path) -> Cmd {
+        save(id, archive)
+    }
+
+    fn load(&self, image: &str, id: &str, archive: &Utf8Path) -> Vec<Cmd> {
+        let tag = self.loaded_name(image).map(|name| tag(id, &name));
+        std::iter::once(load(archive)).chain(tag).collect()
+    }
+
     fn remove_image(&self, image: &str) -> Cmd {
         remove_image(image)
     }
@@ -212,6 +229,39 @@ pub const NO_IMAGE: i32 = 1;
 
 pub fn pull(image: &str) -> Cmd {
     Cmd::new("podman", ["pull", "--", image])
+}
+
+/// Queries the ID of an image, without `sha256:`.
+pub fn image_id(image: &str) -> Query {
+    Query::new(
+        "podman",
+        ["image", "inspect", "--format={{.Id}}", "--", image],
+    )
+}
+
+/// Writes the image with an ID to a new archive, without names (podman-save(1)).
+pub fn save(id: &str, archive: &Utf8Path) -> Cmd {
+    let output = format!("--output={archive}");
+    Cmd::new(
+        "podman",
+        [
+            "save",
+            "--quiet",
+            "--format=docker-archive",
+            &output,
+            "--",
+            id,
+        ],
+    )
+}
+
+pub fn load(archive: &Utf8Path) -> Cmd {
+    let input = format!("--input={archive}");
+    Cmd::new("podman", ["load", "--quiet", input.as_str()])
+}
+
+pub fn tag(id: &str, name: &str) -> Cmd {
+    Cmd::new("podman", ["tag", "--", id, name])
 }
 
 /// Removes an image. It fails if a container uses the image. With `--force`, Podman would remove these containers,

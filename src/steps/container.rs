@@ -179,6 +179,7 @@ fn validation_run(
             uuids: state.uuids.clone().unwrap_or_default(),
             timeout_seconds: validation.timeout_seconds,
             pull_timeout_seconds: validation.pull_timeout_seconds,
+            archive: validation.archive(spec.kind).cloned(),
         },
         record: record_path(spec.kind),
         inputs,

@@ -261,6 +261,7 @@ pub(crate) fn desired() -> Desired {
             vulnerable: None,
         }),
         validation: Validation {
+            archives: None,
             container: true,
             image: None,
             timeout_seconds: 60,

@@ -1,11 +1,11 @@
-//! `validation.image`: pulls the validation image into each runtime. The pull starts as soon as the runtimes respond, in
+//! `validation.image`: pulls the validation image into each runtime, or loads it from the bundle of the run. The pull starts as soon as the runtimes respond, in
 //! parallel with the build of the driver module. The validation itself also requires the loaded driver.
 
 use std::collections::BTreeMap;
 
 use super::{VALIDATION_IMAGE, configured_daemons, container, installed_runtimes, package_step};
 use crate::{
-    change::{Change, Lock, has_image},
+    change::{Change, Lock, has_image, packages::BUNDLE_REMEDY},
     config::desired::{Desired, RuntimeKind},
     facts::Facts,
     step::{Assessment, Cx, Step, StepError},
@@ -84,11 +84,12 @@ fn wants(desired: &Desired) -> bool {
 }
 
 fn decide(state: &ImageState, image: &str, desired: &Desired) -> Assessment {
-    let seconds = desired.validation.pull_timeout_seconds;
+    let validation = &desired.validation;
     let pull = |runtime: RuntimeKind| Change::PullImage {
         runtime,
         image: image.to_owned(),
-        timeout_seconds: seconds,
+        timeout_seconds: validation.pull_timeout_seconds,
+        archive: validation.archive(runtime).cloned(),
     };
     let of = |wanted: Found| {
         (state.iter())
@@ -99,6 +100,20 @@ fn decide(state: &ImageState, image: &str, desired: &Desired) -> Assessment {
         let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
         names.join(", ")
     };
+    // A bundle contains only images with a digest.
+    if validation.archives.is_some() && validation.image_digest().is_some() {
+        let unbundled: Vec<RuntimeKind> = of(Found::NoRuntime)
+            .chain(of(Found::Missing))
+            .filter(|kind| validation.archive(*kind).is_none())
+            .collect();
+        if !unbundled.is_empty() {
+            let names = names(&unbundled);
+            let why = format!(
+                "the image `{image}` is not in {names}; the bundle lacks the image for {names}"
+            );
+            return Assessment::blocked(why, BUNDLE_REMEDY);
+        }
+    }
     if let Some(kind) = of(Found::NoRuntime).next() {
         return Assessment::After {
             upstream: package_step(kind),
@@ -132,10 +147,13 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::{Found, ImageState, decide, package_step, step, wanted};
     use crate::{
         change::Change,
         config::desired::{Desired, RuntimeKind},
+        runtimes::archive::ImageArchive,
         step::Assessment,
         steps::fixtures::{desired, facts},
     };
@@ -162,11 +180,48 @@ mod tests {
             runtime,
             image: IMAGE.to_owned(),
             timeout_seconds: 90,
+            archive: None,
         };
         assert_eq!(
             changes,
             [pull(RuntimeKind::Docker), pull(RuntimeKind::Podman)]
         );
+    }
+
+    #[test]
+    fn image_of_the_bundle_is_loaded() {
+        let image = format!("{IMAGE}@sha256:{}", "0".repeat(64));
+        let archive = ImageArchive {
+            path: "/srv/bundle/images/docker.tar".into(),
+            sha256: "1".repeat(64),
+            id: format!("sha256:{}", "2".repeat(64)),
+        };
+        let mut desired = with_image();
+        desired.validation.image = Some(image.clone());
+        desired.validation.archives = Some([(RuntimeKind::Docker, archive.clone())].into());
+        let mut state = ImageState::from([
+            (RuntimeKind::Docker, Found::Missing),
+            (RuntimeKind::Podman, Found::Present),
+        ]);
+        let (_, changes) = decide(&state, &image, &desired).expect_needs();
+        assert_eq!(
+            changes[0].summary(),
+            format!("load the image `{image}` into docker from `/srv/bundle/images/docker.tar`")
+        );
+        assert!((step().wants)(&changes[0], &desired));
+        for missing in [Found::Missing, Found::NoRuntime] {
+            state.insert(RuntimeKind::Podman, missing);
+            let (why, hint) = decide(&state, &image, &desired).expect_blocked();
+            let lacks = "the bundle lacks the image for podman";
+            assert!(why.ends_with(lacks), "{why}");
+            assert!(hint.contains("bundle create"), "{hint}");
+        }
+        // An image without a digest is in no bundle.
+        desired.validation.image = Some(IMAGE.to_owned());
+        desired.validation.archives = Some(BTreeMap::new());
+        state.insert(RuntimeKind::Podman, Found::Missing);
+        let (_, changes) = decide(&state, IMAGE, &desired).expect_needs();
+        assert!(changes[1].summary().starts_with("pull "), "{changes:?}");
     }
 
     #[test]
@@ -217,6 +272,7 @@ mod tests {
             runtime: RuntimeKind::Docker,
             image: image.to_owned(),
             timeout_seconds: 90,
+            archive: None,
         };
         assert!((step().wants)(&pulled(IMAGE), &with_image()));
         assert!(!(step().wants)(

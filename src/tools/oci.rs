@@ -50,6 +50,25 @@ pub fn full_name(image: &str) -> String {
     }
 }
 
+/// Whether a text is the digest of a blob: `sha256:` and 64 lower-case hexadecimal digits.
+pub fn is_digest(text: &str) -> bool {
+    let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    (text.strip_prefix("sha256:")).is_some_and(|hex| hex.len() == 64 && hex.bytes().all(is_hex))
+}
+
+/// Returns the tag of an image in a runtime that does not know its digest in the registry, because the image was loaded from an
+/// archive. `None` if the name of the image has no digest.
+pub fn loaded_name(image: &str) -> Option<String> {
+    let full = full_name(image);
+    let (name, digest) = full.split_once('@')?;
+    let hex = digest.strip_prefix("sha256:")?;
+    let start = name.rfind('/').map_or(0, |slash| slash + 1);
+    let end = name[start..]
+        .find(':')
+        .map_or(name.len(), |colon| start + colon);
+    Some(format!("{}:gpu-bootstrap-{hex}", &name[..end]))
+}
+
 /// A repository in a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {

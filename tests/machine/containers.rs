@@ -95,6 +95,21 @@ pub fn docker(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
             put_image(files, image);
             ok("sha256:0\n")
         }
+        ["load", "--quiet", input] => {
+            let archive = input.strip_prefix("--input=").unwrap_or_default();
+            let id = archived(files, archive);
+            put_image(files, &id);
+            ok(format!("Loaded image ID: {id}\n"))
+        }
+        ["tag", "--", id, image] => {
+            if !has_image(files, id) {
+                let why = format!("Error response from daemon: No such image: {id}\n");
+                return failed(1, why);
+            }
+            put_image(files, image);
+            files.take(&format!("{IMAGES}/{id}"));
+            ok("")
+        }
         ["pull", "--", image] => match &state.faults.network {
             Some(why) => failed(1, format!("Error response from daemon: {why}\n")),
             None => {
@@ -133,6 +148,19 @@ pub fn docker(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
         }
         _ => panic!("the simulated docker does not support `{}`", cmd.line()),
     }
+}
+
+/// Returns the digest of the configuration in an archive of `docker save`, which is the ID of the image.
+fn archived(files: &FakeFiles, archive: &str) -> String {
+    let content = files.read(archive.into()).expect("readable");
+    let content = content.unwrap_or_else(|| panic!("{archive} is not there"));
+    let mut archive = tar::Archive::new(&*content);
+    let mut names = archive.entries().expect("an archive").map(|entry| {
+        let entry = entry.expect("an archive");
+        String::from_utf8_lossy(&entry.path_bytes()).into_owned()
+    });
+    let hex = names.find_map(|name| Some(name.strip_suffix(".json")?.to_owned()));
+    format!("sha256:{}", hex.expect("a configuration"))
 }
 
 fn put_image(files: &FakeFiles, image: &str) {

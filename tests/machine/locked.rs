@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpu_bootstrap::{
-    bundle::{BundledFile, BundledKey, BundledPackage, BundledSystem, Manifest},
+    bundle::{BundledFile, BundledImage, BundledKey, BundledPackage, BundledSystem, Manifest},
     config::lock::Lock,
     host::{Cmd, digest::sha256},
+    runtimes::RuntimeKind,
     tools::{openpgp, packages::Manager},
 };
 use toml::{Table, Value};
@@ -263,6 +264,16 @@ fn put_bundle(machine: &Machine, lock: &str, without: &str) {
         });
         machine.fakes.http.forget(url);
     }
+    for (image, digest) in parsed.images.iter().filter(|(name, _)| *name != without) {
+        let (id, archive) = docker_archive();
+        add(&mut manifest, "images/docker.tar", &archive);
+        manifest.images.push(BundledImage {
+            image: format!("{image}@{digest}"),
+            runtime: RuntimeKind::Docker,
+            id,
+            path: "images/docker.tar".into(),
+        });
+    }
     for (name, version) in parsed.all().filter(|(name, _)| *name != without) {
         let path = format!("mirrors/0/{name}.deb");
         add(&mut manifest, &path, content(name, version).as_bytes());
@@ -319,6 +330,78 @@ fn bundle_replaces_sources_and_keys_of_the_run_only() {
     assert_eq!(ran.exit, 0, "{}{}", ran.out, ran.err);
     assert!(ran.commands.iter().any(|cmd| of_apt(&cmd)));
     assert!(!ran.commands.iter().any(of_bundle));
+}
+
+/// Returns an archive of `docker save`, and the ID of its image.
+fn docker_archive() -> (String, Vec<u8>) {
+    let configuration = "{}";
+    let file = format!("{}.json", sha256(configuration.as_bytes()));
+    let list = format!(r#"[{{"Config":"{file}","RepoTags":null,"Layers":[]}}]"#);
+    let mut archive = tar::Builder::new(Vec::new());
+    for (name, content) in [(&*file, configuration), ("manifest.json", &list)] {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        let packed = archive.append_data(&mut header, name, content.as_bytes());
+        packed.expect("packed");
+    }
+    let id = format!("sha256:{}", file.trim_end_matches(".json"));
+    (id, archive.into_inner().expect("packed"))
+}
+
+#[test]
+fn validation_image_is_loaded_from_the_bundle() {
+    const IMAGE: &str = "registry.example/probe:1";
+    let digest = "a".repeat(64);
+    let exact = format!("validation.image={IMAGE}@sha256:{digest}");
+    let tag = format!("registry.example/probe:gpu-bootstrap-{digest}");
+    let settings = ["--set", &*exact, "--set", "runtime.use=[\"docker\"]"];
+    let with = |args: &[&'static str]| [args, &settings].concat();
+    let first = machine("debian-12-h100", "debian-12", &[]);
+    run(&first, &with(&["install"]));
+    let lock = run(&first, &["lock"]);
+
+    let second = machine("debian-12-h100", "debian-12", &[]);
+    put_bundle(&second, &lock, IMAGE);
+    let before = second.snapshot();
+    let ran = second.run(&with(&["install", "--bundle", BUNDLE]));
+    assert_eq!(ran.exit, 5, "{}", told(&ran));
+    let said: Vec<&str> = ran.err.split_whitespace().collect();
+    let lacks = "the bundle lacks the image for docker";
+    assert!(said.join(" ").contains(lacks), "{}", told(&ran));
+    assert!(gpu_bootstrap::host::fake::diff(&before, &second.snapshot()).is_empty());
+    second.fakes.files.take(&format!("{BUNDLE}/bundle.toml"));
+
+    put_bundle(&second, &lock, "");
+    let ran = second.run(&with(&["plan", "--bundle", BUNDLE]));
+    let said: Vec<&str> = ran.out.split_whitespace().collect();
+    let loads = "into docker from `/srv/bundle/images/docker.tar`";
+    assert!(said.join(" ").contains(loads), "{}", told(&ran));
+    let ran = second.run(&with(&["install", "--bundle", BUNDLE]));
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    let lines: Vec<String> = ran.commands.iter().map(Cmd::line).collect();
+    assert!(
+        !lines.iter().any(|line| line.contains(" pull ")),
+        "{lines:?}"
+    );
+    let runs = |line: &&String| line.starts_with("docker run ");
+    let container = lines.iter().find(runs).expect("a validation");
+    assert!(container.contains(&format!("-- {tag} ")), "{container}");
+
+    // Later commands do not need the bundle.
+    let ran = second.run(&with(&["plan"]));
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    let ran = second.run(&with(&["check", "--validate"]));
+    let lines: Vec<String> = ran.commands.iter().map(Cmd::line).collect();
+    assert!(
+        lines.iter().any(|line| line.contains(&tag)),
+        "{}",
+        told(&ran)
+    );
+    let ran = second.run(&["uninstall"]);
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    let removed = format!("docker image rm --force -- {tag}");
+    assert!(ran.commands.iter().any(|cmd| cmd.line() == removed));
 }
 
 #[test]

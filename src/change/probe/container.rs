@@ -12,9 +12,11 @@ use super::{
     root::Root,
 };
 use crate::{
-    change::{ChangeError, Probe, Sink},
+    change::{ChangeError, Probe, Sink, image_names},
+    config::desired::RuntimeKind,
     host::{ExecError, Host},
     model::text::counted,
+    runtimes::Containers,
     tools::{
         container_view::{ContainerView, LIBRARIES},
         probe::only,
@@ -44,6 +46,7 @@ pub(super) async fn run(
         uuids,
         timeout_seconds,
         pull_timeout_seconds: _,
+        archive: _,
     } = probe
     else {
         return host::run(host).await;
@@ -53,14 +56,17 @@ pub(super) async fn run(
         let what = format!("run a container in {title}, which only runs pods");
         return Err(ChangeError::new(FAILED, what).advice("run a pod with a GPU in the cluster"));
     };
-    let image = (image.as_ref()).map(|image| client.image_name(image));
+    let name = match image {
+        Some(image) => Some(name(host, *runtime, client, image).await?),
+        None => None,
+    };
     let root = Root::prepare(host, state)?;
     let job = ContainerRun {
         host,
         sink,
         runtime: *runtime,
         client,
-        image: image.as_deref(),
+        image: name.as_deref(),
     };
     let limit = Duration::from_secs(*timeout_seconds);
     let ran = job.run(&root, limit).await.map_err(failed)?;
@@ -74,9 +80,28 @@ pub(super) async fn run(
         ),
     };
     Ok(match image {
-        Some(image) => format!("{result} in the image `{image}`"),
+        Some(image) => {
+            let image = client.image_name(image);
+            format!("{result} in the image `{image}`")
+        }
         None => result,
     })
+}
+
+/// Returns the name of the image in the runtime, which depends on whether it was pulled or loaded from a bundle.
+async fn name(
+    host: &Host,
+    runtime: RuntimeKind,
+    client: &dyn Containers,
+    image: &str,
+) -> Result<String, ChangeError> {
+    let pulled = client.image_name(image);
+    if client.loaded_name(image).is_none() {
+        return Ok(pulled);
+    }
+    let names = image_names(host.reader(), runtime, image).await;
+    let first = names.map_err(failed)?.into_iter().flatten().next();
+    Ok(first.unwrap_or(pulled))
 }
 
 /// Removes the container of an interrupted probe, and the image that the probe has created.

@@ -126,11 +126,15 @@ impl Applier {
                 runtime,
                 image: Some(image),
                 pull_timeout_seconds,
+                archive,
                 ..
-            } => Some((*runtime, image, Duration::from_secs(*pull_timeout_seconds))),
+            } => {
+                let limit = Duration::from_secs(*pull_timeout_seconds);
+                Some((*runtime, image, archive.as_ref(), limit))
+            }
             _ => None,
         };
-        if let (Some((runtime, image, _)), ProbeCaller::Check) = (image, caller)
+        if let (Some((runtime, image, ..)), ProbeCaller::Check) = (image, caller)
             && self.has_image(runtime, image).await? != Some(true)
         {
             let what = format!("{} does not have the image `{image}`", runtime.name());
@@ -139,8 +143,9 @@ impl Applier {
         }
         // Remove the previous record first, so that a failed validation does not keep it.
         self.host.files.remove(record)?;
-        if let (Some((runtime, image, limit)), ProbeCaller::Install) = (image, caller) {
-            self.pull_image(runtime, image, limit, sink).await?;
+        if let (Some((runtime, image, archive, limit)), ProbeCaller::Install) = (image, caller) {
+            self.pull_image(runtime, image, archive, limit, sink)
+                .await?;
         }
         let result = container::run(&self.host, &self.state, probe, sink).await?;
         self.write_record(record, inputs, result)

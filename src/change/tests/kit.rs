@@ -71,6 +71,7 @@ pub(in crate::change) fn container_probe(runtime: RuntimeKind, image: Option<&st
         uuids: Vec::new(),
         timeout_seconds: 60,
         pull_timeout_seconds: 60,
+        archive: None,
     }
 }
 

@@ -70,6 +70,11 @@ impl ReadFiles for RealFiles {
         });
         present(digest).map_err(failed("read", path))
     }
+
+    fn open(&self, path: &Utf8Path) -> Result<Option<Box<dyn io::Read + Send>>, FilesError> {
+        let file = present(open_regular(path)).map_err(failed("read", path))?;
+        Ok(file.map(|file| Box::new(file) as Box<dyn io::Read + Send>))
+    }
 }
 
 impl Files for RealFiles {

@@ -1,5 +1,7 @@
 //! `ctr`, the containerd client. Images of the kubelet are in the namespace `k8s.io`.
 
+use camino::Utf8Path;
+
 use crate::host::{Cmd, Query};
 
 /// The namespace of the kubelet's images.
@@ -99,6 +101,20 @@ pub fn pull(namespace: &str, image: &str, hosts: bool) -> Cmd {
     }
     args.extend(["--", image]);
     Cmd::new("ctr", args)
+}
+
+/// Writes an image of the machine's platform to an archive, with its name.
+pub fn export(namespace: &str, image: &str, archive: &Utf8Path) -> Cmd {
+    let namespace = in_namespace(namespace);
+    let args = [namespace.as_str(), "images", "export", "--"];
+    Cmd::new("ctr", args.into_iter().chain([archive.as_str(), image]))
+}
+
+/// Loads an image with its name from an archive.
+pub fn import(namespace: &str, archive: &Utf8Path) -> Cmd {
+    let namespace = in_namespace(namespace);
+    let args = [namespace.as_str(), "images", "import", "--"];
+    Cmd::new("ctr", args.into_iter().chain([archive.as_str()]))
 }
 
 /// Removes an image.

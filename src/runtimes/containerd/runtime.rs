@@ -354,6 +354,15 @@ impl Containers for Containerd {
         Ok(ctr::pull(ctr::KUBERNETES, image, hosts))
     }
 
+    fn save(&self, image: &str, _: &str, archive: &Utf8Path) -> Cmd {
+        ctr::export(ctr::KUBERNETES, image, archive)
+    }
+
+    /// The archive contains the name.
+    fn load(&self, _: &str, _: &str, archive: &Utf8Path) -> Vec<Cmd> {
+        vec![ctr::import(ctr::KUBERNETES, archive)]
+    }
+
     fn remove_image(&self, image: &str) -> Cmd {
         ctr::remove(ctr::KUBERNETES, image)
     }

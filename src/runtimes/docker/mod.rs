@@ -434,6 +434,21 @@ pub fn pull(image: &str) -> Cmd {
     Cmd::new("docker", ["pull", "--", image])
 }
 
+/// Writes the image with an ID to a new archive, without names.
+pub fn save(id: &str, archive: &Utf8Path) -> Cmd {
+    let output = format!("--output={archive}");
+    Cmd::new("docker", ["save", output.as_str(), "--", id])
+}
+
+pub fn load(archive: &Utf8Path) -> Cmd {
+    let input = format!("--input={archive}");
+    Cmd::new("docker", ["load", "--quiet", input.as_str()])
+}
+
+pub fn tag(id: &str, name: &str) -> Cmd {
+    Cmd::new("docker", ["tag", "--", id, name])
+}
+
 pub fn remove_image(image: &str) -> Cmd {
     Cmd::new("docker", ["image", "rm", "--force", "--", image]).deadline(Duration::from_secs(120))
 }

@@ -17,7 +17,7 @@ use crate::{
         view::{ask, last_lines, last_words, said},
         words,
     },
-    tools::{systemctl, toolkit},
+    tools::{oci, systemctl, toolkit},
 };
 
 /// Docker Engine.
@@ -531,6 +531,23 @@ impl Containers for Docker {
 
     fn client_pulls(&self) -> bool {
         false
+    }
+
+    fn loaded_name(&self, image: &str) -> Option<String> {
+        oci::loaded_name(image)
+    }
+
+    fn image_id(&self, image: &str) -> Option<Query> {
+        Some(super::inspect_image(image))
+    }
+
+    fn save(&self, _: &str, id: &str, archive: &Utf8Path) -> Cmd {
+        super::save(id, archive)
+    }
+
+    fn load(&self, image: &str, id: &str, archive: &Utf8Path) -> Vec<Cmd> {
+        let tag = self.loaded_name(image).map(|name| super::tag(id, &name));
+        std::iter::once(super::load(archive)).chain(tag).collect()
     }
 
     fn remove_image(&self, image: &str) -> Cmd {
