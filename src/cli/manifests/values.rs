@@ -38,7 +38,7 @@ const MPS_VOLUMES: &str = "- name: mps-root\n  hostPath: {path: /run/nvidia/mps,
 /// site/content/en/docs/tasks/manage/setup_dra.md.
 const KUEUE_CLASSES: &str = "\
 # The quotas have the names of the device classes. Enable the feature gate KueueDRAIntegration (DynamicResourceAllocation before
-# Kueue 0.18), and map each class in the configuration of Kueue: `resources.deviceClassMappings` with
+# Kueue 0.18), and map each class in `resources.deviceClassMappings` of its configuration, for example
 # `{name: gpu.nvidia.com, deviceClassNames: [gpu.nvidia.com]}`.";
 
 /// The values of all placeholders, without `@`.
