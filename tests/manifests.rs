@@ -455,7 +455,6 @@ fn dra_driver_replaces_the_device_plugin() {
             "ResourceClaim",
         ),
         ("cluster.mig-strategy = \"single\"", 3, "device class"),
-        ("driver.branch = \"535\"", 3, "driver branch 535"),
         ("fabric.imex = \"dra\"", 0, "resources.gpus.enabled=false"),
     ] {
         let settings =
