@@ -76,6 +76,24 @@ impl SharingMethod {
     }
 }
 
+/// The program that offers the GPUs of the node to pods.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GpuAllocation {
+    /// The NVIDIA device plugin, as resources of the node.
+    #[default]
+    DevicePlugin,
+    /// The NVIDIA DRA driver, for pods with a ResourceClaim.
+    Dra,
+}
+
+/// The device class of the DRA driver for GPUs that are not in MIG mode. Source: kubernetes-sigs/dra-driver-nvidia-gpu v0.4.1
+/// (commit 764900e7), `deviceclass-gpu.yaml` of the Helm chart.
+pub const GPU_CLASS: &str = "gpu.nvidia.com";
+
+/// The device class of the DRA driver for MIG devices. Source: `deviceclass-mig.yaml`.
+const MIG_CLASS: &str = "mig.nvidia.com";
+
 /// Where the control daemon of MPS runs. Only one can serve the GPUs: both would use the same directories, and the one of the
 /// cluster mounts `shm` again and sets the compute mode when it starts and stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -236,6 +254,25 @@ impl DevicePluginSpec {
         Ok(self.replicated(counts))
     }
 
+    /// Returns the device classes of the DRA driver, with the numbers of their devices. The driver needs no MIG strategy: it offers
+    /// all MIG devices, and never a GPU in MIG mode as a whole. Source: `GetPerGpuAllocatableDevices` in
+    /// `cmd/gpu-kubelet-plugin/nvlib.go`.
+    ///
+    /// # Errors
+    /// If NVML does not report the profile of a MIG device.
+    pub fn device_classes(devices: &[NvmlDevice]) -> Result<BTreeMap<String, usize>, String> {
+        let plugin = Self {
+            mig_strategy: MigStrategy::Mixed,
+            sharing: None,
+        };
+        let mut classes = BTreeMap::new();
+        for (name, count) in plugin.offers(devices)? {
+            let class = if name == GPUS { GPU_CLASS } else { MIG_CLASS };
+            *classes.entry(class.to_owned()).or_default() += count;
+        }
+        Ok(classes)
+    }
+
     /// Returns the resources for a number of GPUs without MIG devices.
     pub fn offers_of_whole_gpus(&self, count: usize) -> BTreeMap<String, usize> {
         self.replicated(BTreeMap::from([(GPUS.to_owned(), count)]))
@@ -373,5 +410,8 @@ sharing:
                 .collect();
             assert_eq!(found, expected);
         }
+        let classes = DevicePluginSpec::device_classes(&mixed).expect("reported profiles");
+        let expected = [(GPU_CLASS.to_owned(), 1), (MIG_CLASS.to_owned(), 2)];
+        assert_eq!(classes, BTreeMap::from(expected));
     }
 }

@@ -141,6 +141,9 @@ fn references(document: &Value) -> Vec<(&'static str, String)> {
         add("RuntimeClass", &pod["runtimeClassName"]);
         add("PriorityClass", &pod["priorityClassName"]);
         add("ServiceAccount", &pod["serviceAccountName"]);
+        for claim in array(&pod["resourceClaims"]) {
+            add("ResourceClaimTemplate", &claim["resourceClaimTemplateName"]);
+        }
         for volume in array(&pod["volumes"]) {
             add("ConfigMap", &volume["configMap"]["name"]);
             add("Secret", &volume["secret"]["secretName"]);
@@ -149,6 +152,16 @@ fn references(document: &Value) -> Vec<(&'static str, String)> {
             for source in array(&container["envFrom"]) {
                 add("ConfigMap", &source["configMapRef"]["name"]);
             }
+        }
+    }
+    add("ClusterRole", &document["roleRef"]["name"]);
+    for subject in array(&document["subjects"]) {
+        add("ServiceAccount", &subject["name"]);
+    }
+    add("ValidatingAdmissionPolicy", &document["spec"]["policyName"]);
+    for claim in [&document["spec"], &document["spec"]["spec"]] {
+        for request in array(&claim["devices"]["requests"]) {
+            add("DeviceClass", &request["exactly"]["deviceClassName"]);
         }
     }
     if document["kind"] == "LocalQueue" {
@@ -358,6 +371,99 @@ fn mps_has_a_control_daemon() {
     assert_eq!(output.status.code(), Some(3));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("cluster.join"), "{said}");
+}
+
+/// The DRA driver replaces the device plugin and its resource names.
+#[test]
+fn dra_driver_replaces_the_device_plugin() {
+    const DRA: &str =
+        "cluster = { join = \"managed\", gpu-allocation = \"dra\", mig-strategy = \"mixed\" }\n";
+    for (layout, classes, requested) in [
+        ("", json!({"gpu.nvidia.com": 8}), "gpu.nvidia.com"),
+        // 16 + 8 + 8 devices of three profiles.
+        (
+            "mig.layout = \"all-balanced\"\n",
+            json!({"mig.nvidia.com": 32}),
+            "mig.nvidia.com",
+        ),
+    ] {
+        // Without a layout, the MIG devices are unknown with the strategy `mixed`.
+        let settings = match layout {
+            "" => DRA.replace("mixed", "none"),
+            layout => format!("{DRA}{layout}"),
+        };
+        let written = Written::new();
+        let output = written.write_for(&settings, "p5.48xlarge");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert!(said.contains("test/gpu-claim.yaml\n"), "{said}");
+        for (path, text) in written.texts() {
+            assert!(!path.contains("device-plugin"), "{path}");
+            assert!(!text.contains("requests.nvidia.com"), "{path}: {text}");
+        }
+        let documents = written.documents();
+        is_complete(&documents, &BUILT_IN);
+
+        let hard = &find(&documents, "ResourceQuota", "gpus")["spec"]["hard"];
+        let group = &find(&documents, "ClusterQueue", "gpus")["spec"]["resourceGroups"][0];
+        for (class, count) in classes.as_object().expect("classes") {
+            let quota = format!("{class}.deviceclass.resource.k8s.io/devices");
+            assert_eq!(*hard, json!({quota: count.to_string()}));
+            let queue = json!({"name": class, "nominalQuota": count});
+            let mut resources = array(&group["flavors"][0]["resources"]);
+            assert!(resources.any(|one| *one == queue), "{group}");
+        }
+        let template = find(&documents, "ResourceClaimTemplate", "gpu-test");
+        let shared = find(&documents, "ResourceClaim", "shared-gpu");
+        for devices in [
+            &template["spec"]["spec"]["devices"],
+            &shared["spec"]["devices"],
+        ] {
+            assert_eq!(
+                devices["requests"][0]["exactly"]["deviceClassName"],
+                requested
+            );
+        }
+        let test = &find(&documents, "Pod", "gpu-test")["spec"];
+        assert_eq!(
+            test["resourceClaims"][0]["name"],
+            test["containers"][0]["resources"]["claims"][0]["name"]
+        );
+        assert!(test["runtimeClassName"].is_null(), "{test}");
+        let plugin =
+            &find(&documents, "DaemonSet", "nvidia-dra-driver")["spec"]["template"]["spec"];
+        assert_eq!(
+            plugin["nodeSelector"],
+            json!({"nvidia.com/gpu.present": "true"})
+        );
+        // The program requires the name of its image.
+        let container = &plugin["containers"][0];
+        let image = json!({"name": "IMAGE_NAME", "value": container["image"]});
+        assert!(array(&container["env"]).any(|one| *one == image));
+    }
+
+    // Settings that only the device plugin has, and IMEX by another program of the DRA driver.
+    for (settings, code, part) in [
+        (
+            "sharing = { method = \"time-slicing\", replicas = 2 }",
+            3,
+            "ResourceClaim",
+        ),
+        (
+            "sharing = { method = \"mps\", replicas = 2 }",
+            3,
+            "ResourceClaim",
+        ),
+        ("cluster.mig-strategy = \"single\"", 3, "device class"),
+        ("fabric.imex = \"dra\"", 0, "resources.gpus.enabled=false"),
+    ] {
+        let settings =
+            format!("cluster.join = \"managed\"\ncluster.gpu-allocation = \"dra\"\n{settings}\n");
+        let output = Written::new().write(&settings);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert!(said.contains(part), "{said}");
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     check::{Family, Finding, Subject, Verdict},
+    config::desired::Desired,
     error::causes,
     host::{Nvml, ReadFiles},
     model::{
@@ -19,7 +20,7 @@ use crate::{
         kubernetes::{NodeName, OF_READINESS, Taint},
     },
     runtimes::{PROGRAMS, RuntimeKind},
-    sharing::DRA_DRIVER,
+    sharing::{DRA_DRIVER, GpuAllocation},
     state::{Membership, Registered, Renamed, StateError},
     step::StepError,
     tools::{
@@ -81,6 +82,15 @@ struct RecordedData {
     registered_devices: Option<BTreeMap<String, Vec<String>>>,
 }
 
+/// Whether the NVIDIA DRA driver offers the GPUs. The node has no resources then, and its ResourceSlices are not read.
+#[derive(Debug, Clone, Copy, Default)]
+struct Dra {
+    /// By `cluster.gpu-allocation`.
+    is_configured: bool,
+    /// Its directory exists. It remains after the driver was removed from the cluster.
+    has_run: bool,
+}
+
 struct ClusterState {
     /// The kubelet's credentials cannot be read, because only root may read them.
     is_denied: bool,
@@ -92,6 +102,8 @@ struct ClusterState {
     gpus: Option<usize>,
     /// The resources that the configured sharing results in; `None` without sharing, or if they are unknown.
     shares: Option<sharing::Resources>,
+    /// Whether the DRA driver is configured, or has run on this machine.
+    dra: Dra,
     /// The version of the API server, if it responds.
     server: Option<String>,
     /// Whether the machine has cgroup v1.
@@ -110,6 +122,7 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
         node: None,
         gpus: None,
         shares: None,
+        dra: Dra::default(),
         server: None,
         cgroup_v1: false,
         network_lacks: Vec::new(),
@@ -137,7 +150,8 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
         Nvml::Ready(view) => Some(view.devices.len()),
         _ => None,
     };
-    let shares = match subject.desired {
+    let dra = dra(subject)?;
+    let shares = match subject.desired.filter(|_| !dra.is_configured) {
         Some(desired) => sharing::expected(&desired.device_plugin, subject.state.nvml().await),
         None => None,
     };
@@ -150,6 +164,7 @@ async fn detect(subject: &Subject<'_>) -> Result<ClusterState, StepError> {
         node,
         gpus,
         shares,
+        dra,
         server: match answers {
             true => subject.state.api_server(&membership).await?,
             false => None,
@@ -217,8 +232,58 @@ fn recorded(subject: &Subject<'_>) -> Result<Option<RegisteredDevices>, StepErro
     let Some(text) = text.filter(|_| !subject.facts.gpus.is_empty()) else {
         return Ok(None);
     };
-    let has_dra = files.exists(Utf8Path::new(DRA_DRIVER))?;
-    Ok((!has_dra).then(|| read_record(&text)))
+    let dra = dra(subject)?;
+    Ok((!dra.is_configured && !dra.has_run).then(|| read_record(&text)))
+}
+
+fn dra(subject: &Subject<'_>) -> Result<Dra, StepError> {
+    let is_dra = |desired: &Desired| desired.settings.cluster.gpu_allocation == GpuAllocation::Dra;
+    Ok(Dra {
+        is_configured: subject.desired.is_some_and(is_dra),
+        has_run: subject.host.files().exists(Utf8Path::new(DRA_DRIVER))?,
+    })
+}
+
+/// Evaluates the resources of a node whose GPUs the DRA driver offers. `None` if a device plugin offers them.
+fn by_dra(dra: Dra, name: &str, node: &Node) -> Option<Finding> {
+    let finding = |status, why: String| Finding::new(ALLOCATABLE, status, why);
+    let is_some = |count: &String| count != "0";
+    let resources = (node.allocatable_gpus.clone().filter(is_some))
+        .map(|count| format!("{count} {GPUS}"))
+        .or_else(|| node.offered_instead());
+    match (dra.is_configured, dra.has_run, resources) {
+        (true, _, Some(found)) => Some(
+            finding(
+                Verdict::Warn,
+                format!(
+                    "a device plugin offers {found} of node `{name}`, but the DRA driver is configured (`cluster.gpu-allocation`): \
+                     pods would get the same GPUs twice"
+                ),
+            )
+            .with_remedy(
+                "remove the device plugin from the cluster, or remove `cluster.gpu-allocation` from the settings",
+            ),
+        ),
+        (true, false, None) => Some(
+            finding(
+                Verdict::Warn,
+                format!(
+                    "no GPUs for pods: the DRA driver has not started on node `{name}` (`{DRA_DRIVER}` is missing)"
+                ),
+            )
+            .with_remedy(
+                "run `gpu-bootstrap manifests --out DIR` and `kubectl apply -f DIR`; if the driver is installed, read the log of its \
+                 pod on this node",
+            ),
+        ),
+        (_, true, None) => Some(finding(
+            Verdict::Skip,
+            format!(
+                "the DRA driver offers the GPUs of node `{name}`: `kubectl get resourceslices` lists them"
+            ),
+        )),
+        (false, _, _) => None,
+    }
 }
 
 fn read_record(text: &str) -> RegisteredDevices {
@@ -507,6 +572,9 @@ fn decide(state: &ClusterState) -> Finding {
         links: vec![LINK.to_owned()],
         ..finding(status, why)
     };
+    if let Some(found) = by_dra(state.dra, name, node) {
+        return found;
+    }
     let shares = state.shares.as_ref();
     if let Some(shared) = shares.and_then(|all| sharing::decide(ALLOCATABLE, name, node, all)) {
         return shared;
@@ -582,7 +650,8 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
 #[cfg(test)]
 mod tests {
     use super::{
-        ClusterState, brings_network, decide, network_lacks, read_record, ready, taints, versions,
+        ClusterState, Dra, brings_network, decide, network_lacks, read_record, ready, taints,
+        versions,
     };
     use crate::{
         check::Verdict,
@@ -599,6 +668,7 @@ mod tests {
             node: Some(("gpu-1".parse().expect("a name"), says)),
             gpus,
             shares: None,
+            dra: Dra::default(),
             server: Some("v1.34.4".to_owned()),
             cgroup_v1: false,
             network_lacks: Vec::new(),
@@ -758,6 +828,34 @@ mod tests {
             versions(&state(Registered::Silent("connection refused".to_owned()), None)),
                 Verdict::Unknown, "connection refused";
         } {
+            assert_eq!(found.status, status, "{}", found.why);
+            assert!(found.why.contains(part), "{}", found.why);
+        }
+    }
+
+    #[test]
+    fn dra_driver_offers_no_resource_of_the_node() {
+        for (is_configured, has_run, offers, status, part) in rows! {
+            true, false, None, Verdict::Warn, "has not started";
+            true, true, None, Verdict::Skip, "resourceslices";
+            // The device plugin was removed.
+            true, true, Some("0"), Verdict::Skip, "resourceslices";
+            true, true, Some("2"), Verdict::Warn, "offers 2 nvidia.com/gpu of node `gpu-1`";
+            false, true, None, Verdict::Skip, "resourceslices";
+            // The driver was replaced by the device plugin.
+            false, true, Some("2"), Verdict::Pass, "offers 2 nvidia.com/gpu";
+        } {
+            let node = Node {
+                allocatable_gpus: offers.map(str::to_owned),
+                ..Node::default()
+            };
+            let found = decide(&ClusterState {
+                dra: Dra {
+                    is_configured,
+                    has_run,
+                },
+                ..state(Registered::Node(Box::new(node)), Some(2))
+            });
             assert_eq!(found.status, status, "{}", found.why);
             assert!(found.why.contains(part), "{}", found.why);
         }

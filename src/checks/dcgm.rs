@@ -1,5 +1,5 @@
-//! Checks that only one DCGM host engine runs. A second one, for example in a pod of the DCGM exporter, cannot read the profiling
-//! metrics. Not verified on a machine with a GPU.
+//! Checks that only one DCGM host engine runs, and no profiler next to it. A second one, for example in a pod of the DCGM exporter,
+//! cannot read the profiling metrics. Not verified on a machine with a GPU.
 
 use camino::Utf8PathBuf;
 
@@ -11,7 +11,7 @@ use crate::{
     },
     model::id::Id,
     step::StepError,
-    tools::dcgm::{REMOTE_VARIABLE, has_engine},
+    tools::dcgm::{REMOTE_VARIABLE, has_engine, is_profiler},
 };
 
 const ENGINES: Id = Id::new("dcgm.engines");
@@ -51,23 +51,47 @@ fn engine(files: &dyn ReadFiles, process: Process) -> Result<Option<Process>, St
     }))
 }
 
-fn decide(engines: &[Process]) -> Finding {
-    let finding = |status, why: String| Finding::new(ENGINES, status, why);
-    let names: Vec<String> = (engines.iter())
+/// Returns a process with the name of its program if it is a profiler. `None` also if the program is unknown.
+fn profiler(files: &dyn ReadFiles, process: &Process) -> Result<Option<Process>, StepError> {
+    let program = program_of(files, process.pid)?;
+    Ok(
+        (program.filter(|program| is_profiler(program))).map(|program| Process {
+            name: Some(program),
+            ..process.clone()
+        }),
+    )
+}
+
+/// The names of the programs with their process IDs.
+fn list(processes: &[Process]) -> String {
+    let all: Vec<String> = (processes.iter())
         .map(|process| {
             let name = process.name.as_deref().unwrap_or("unknown");
             format!("{name} (process {})", process.pid)
         })
         .collect();
+    all.join(", ")
+}
+
+fn decide(engines: &[Process], profilers: &[Process]) -> Finding {
+    let finding = |status, why: String| Finding::new(ENGINES, status, why);
+    let names = list(engines);
     let pids: Vec<String> = (engines.iter())
         .map(|process| process.pid.to_string())
         .collect();
     match engines {
         [] => finding(Verdict::Skip, "DCGM is not running".to_owned()),
-        [_] => finding(
-            Verdict::Pass,
-            format!("only {} is running", names.join(", ")),
+        [_] if !profilers.is_empty() => finding(
+            Verdict::Warn,
+            format!(
+                "{} and {names} are running, but only one of them can use the profiling counters of a GPU",
+                list(profilers)
+            ),
+        )
+        .with_remedy(
+            "run `dcgmi profile --pause` before the profiler starts, and `dcgmi profile --resume` when it has exited",
         ),
+        [_] => finding(Verdict::Pass, format!("only {names} is running")),
         _ => Finding {
             observed: Some(engines.len().to_string()),
             expected: Some("1".to_owned()),
@@ -79,9 +103,8 @@ fn decide(engines: &[Process]) -> Finding {
             ..finding(
                 Verdict::Warn,
                 format!(
-                    "{} DCGM host engines are running, but only one of them can read the profiling metrics: {}",
-                    engines.len(),
-                    names.join(", ")
+                    "{} DCGM host engines are running, but only one of them can read the profiling metrics: {names}",
+                    engines.len()
                 ),
             )
         },
@@ -89,11 +112,13 @@ fn decide(engines: &[Process]) -> Finding {
 }
 
 async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-    let mut engines = Vec::new();
+    let (mut engines, mut profilers) = (Vec::new(), Vec::new());
+    let files = subject.host.files();
     for process in subject.host.system().processes()? {
-        engines.extend(engine(subject.host.files(), process)?);
+        profilers.extend(profiler(files, &process)?);
+        engines.extend(engine(files, process)?);
     }
-    Ok(vec![decide(&engines)])
+    Ok(vec![decide(&engines, &profilers)])
 }
 
 #[cfg(test)]
@@ -113,9 +138,12 @@ mod tests {
     #[test]
     fn second_engine_is_reported() {
         let (engine, exporter) = (process(40, "nv-hostengine"), process(41, "dcgm-exporter"));
-        assert_eq!(decide(&[]).status, Verdict::Skip);
-        assert_eq!(decide(std::slice::from_ref(&engine)).status, Verdict::Pass);
-        let finding = decide(&[engine, exporter]);
+        assert_eq!(decide(&[], &[]).status, Verdict::Skip);
+        assert_eq!(
+            decide(std::slice::from_ref(&engine), &[]).status,
+            Verdict::Pass
+        );
+        let finding = decide(&[engine, exporter], &[]);
         assert_eq!(finding.status, Verdict::Warn);
         assert!(
             finding.why.ends_with("dcgm-exporter (process 41)"),
@@ -127,6 +155,28 @@ mod tests {
                 .remedy
                 .is_some_and(|remedy| remedy.contains("-p 40,41`"))
         );
+    }
+
+    #[test]
+    fn profiler_next_to_dcgm_is_reported() {
+        let files = FakeFiles::default();
+        files.put_link("/proc/50/exe", "/opt/nvidia/nsight-compute/2026.2.0/ncu");
+        files.put_link("/proc/51/exe", "/usr/bin/python3.11");
+        let found = profiler(&files, &process(50, "ncu")).expect("readable");
+        let profilers: Vec<Process> = found.into_iter().collect();
+        let other = profiler(&files, &process(51, "ncu")).expect("readable");
+        assert!(other.is_none());
+        let finding = decide(&[process(40, "nv-hostengine")], &profilers);
+        assert_eq!(finding.status, Verdict::Warn);
+        assert!(
+            finding
+                .why
+                .starts_with("ncu (process 50) and nv-hostengine (process 40)"),
+            "{}",
+            finding.why
+        );
+        // Without DCGM, a profiler has the counters.
+        assert_eq!(decide(&[], &profilers).status, Verdict::Skip);
     }
 
     #[test]

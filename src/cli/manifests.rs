@@ -20,7 +20,7 @@ use crate::{
     joins::RuntimeClass,
     mig::{self, MigStrategy},
     model::text::{directory, shell_word},
-    sharing::{DRA_DRIVER, DevicePluginSpec},
+    sharing::{DRA_DRIVER, DevicePluginSpec, GPU_CLASS, GpuAllocation},
     state::labels,
 };
 
@@ -33,6 +33,22 @@ const TEMPLATES: &str = "manifests";
 /// The template of the RuntimeClass.
 const RUNTIME_CLASS: &str = "20-runtime-class.yaml";
 
+/// The template of the device plugin.
+const DEVICE_PLUGIN: &str = "30-device-plugin.yaml";
+
+/// The template of the DRA driver.
+const DRA_PLUGIN: &str = "30-dra-driver.yaml";
+
+/// The directory of the sockets of device plugins.
+const PLUGIN_SOCKETS: &str = "/var/lib/kubelet/device-plugins";
+
+/// The files that only the DRA driver needs.
+const OF_DRA: [&str; 3] = [DRA_PLUGIN, "policies/40-shared-claim.yaml", TEST_CLAIM];
+
+/// The template that is omitted with the DRA driver: Volcano counts device classes since 1.15 (release notes), but the format of
+/// their quotas is unverified.
+const VOLCANO: &str = "queues/volcano.yaml";
+
 /// The template of the MPS control daemon.
 const MPS: &str = "35-mps-control-daemon.yaml";
 
@@ -41,6 +57,9 @@ const DCGM_EXPORTER: &str = "40-dcgm-exporter.yaml";
 
 /// The path of the pod that tests the device plugin.
 const TEST_POD: &str = "test/gpu-pod.yaml";
+
+/// The path of the pod that tests the DRA driver.
+const TEST_CLAIM: &str = "test/gpu-claim.yaml";
 
 pub(super) async fn run(
     host: &Host,
@@ -53,6 +72,11 @@ pub(super) async fn run(
         Some(system) => imagined(host, env, console, args, system)?,
         None => this_machine(host, env, console, args).await?,
     };
+    if node.has_compute_domains {
+        console.warn(&["the manifests contain nothing for ComputeDomains (`fabric.imex = \"dra\"`): install the Helm chart of the NVIDIA \
+             DRA driver with `--set resources.gpus.enabled=false`"
+            .to_owned()]);
+    }
     if node.plugin.has_mps_on_host() {
         return Err(Failure::new(
             Exit::Config,
@@ -65,8 +89,7 @@ pub(super) async fn run(
         ));
     }
     if node.offers.is_empty() {
-        let what =
-            "write the manifests: the device plugin would offer no GPU of this machine to pods";
+        let what = "write the manifests: pods would get no GPU of this machine";
         let hint = match &args.trial.os {
             // Every machine of `--os` has GPUs, so only the strategy can be the cause.
             Some(_) => "set `cluster.mig-strategy = \"mixed\"`, or a `mig.layout` with one profile",
@@ -81,6 +104,7 @@ pub(super) async fn run(
         let message = format!("fill in the manifests: {why}");
         Failure::new(Exit::Internal, "template-invalid", &message, None)
     })?;
+    is_only_one(host, node.allocation, &out)?;
     let changed = to_write(host, env, &files)?;
     for (path, text) in &files {
         let is_changed = changed.contains(&path.as_path());
@@ -95,13 +119,21 @@ pub(super) async fn run(
     let apply = |path: &Utf8Path| format!("kubectl apply -f {}", shell_word(path));
     let mut commands = vec![apply(&out)];
     if node.has_test_pod {
-        commands.push(apply(&out.join(TEST_POD)));
+        commands.push(apply(&out.join(test_of(node.allocation))));
     }
     console.next(
         "Then, in the cluster (read the files in `policies` and `queues` before you apply them):",
         &commands,
     );
     Ok(Exit::Ok)
+}
+
+/// Returns the path of the test pod.
+const fn test_of(allocation: GpuAllocation) -> &'static str {
+    match allocation {
+        GpuAllocation::DevicePlugin => TEST_POD,
+        GpuAllocation::Dra => TEST_CLAIM,
+    }
 }
 
 fn unwritable(path: &Utf8Path, error: FilesError) -> Failure {
@@ -123,9 +155,9 @@ fn imagined(
         trial::resolved(host, env, &matrix, (&args.target, &args.trial), system)?;
     console.warn(&resolution.warnings);
     let desired = &resolution.desired;
-    let (plugin, gpus) = (&desired.device_plugin, machine.facts.gpus.len());
+    let gpus = machine.facts.gpus.len();
     if let Some(layouts) = machine.mig.instances() {
-        let offers = offered(plugin, &mig::planned(layouts, gpus))?;
+        let offers = offered(desired, &mig::planned(layouts, gpus))?;
         return Ok(Node::new(desired, offers, None));
     }
     Ok(with_unknown_mig_devices(console, desired, gpus))
@@ -134,7 +166,11 @@ fn imagined(
 /// Returns the values for this number of GPUs, whose MIG devices are unknown.
 fn with_unknown_mig_devices(console: &mut Console<'_>, desired: &Desired, gpus: usize) -> Node {
     let plugin = &desired.device_plugin;
-    let mut node = Node::new(desired, plugin.offers_of_whole_gpus(gpus), None);
+    let offers = match desired.settings.cluster.gpu_allocation {
+        GpuAllocation::DevicePlugin => plugin.offers_of_whole_gpus(gpus),
+        GpuAllocation::Dra => BTreeMap::from([(GPU_CLASS.to_owned(), gpus)]),
+    };
+    let mut node = Node::new(desired, offers, None);
     let unknown = "the MIG devices are unknown (run the command on the node after `install`)";
     match plugin.mig_strategy {
         MigStrategy::None => {}
@@ -144,19 +180,21 @@ fn with_unknown_mig_devices(console: &mut Console<'_>, desired: &Desired, gpus: 
         MigStrategy::Mixed => {
             node.has_test_pod = false;
             console.warn(&[format!(
-                "{unknown}, so the quotas count whole GPUs, and `{TEST_POD}` is not written"
+                "{unknown}, so the quotas count whole GPUs, and `{}` is not written",
+                test_of(node.allocation)
             )]);
         }
     }
     node
 }
 
-/// Returns the resources that the device plugin offers for these devices, with their numbers.
-fn offered(
-    plugin: &DevicePluginSpec,
-    devices: &[NvmlDevice],
-) -> Result<BTreeMap<String, usize>, Failure> {
-    plugin.offers(devices).map_err(|what| {
+/// Returns the resources or device classes that these devices result in, with their numbers.
+fn offered(desired: &Desired, devices: &[NvmlDevice]) -> Result<BTreeMap<String, usize>, Failure> {
+    let offers = match desired.settings.cluster.gpu_allocation {
+        GpuAllocation::DevicePlugin => desired.device_plugin.offers(devices),
+        GpuAllocation::Dra => DevicePluginSpec::device_classes(devices),
+    };
+    offers.map_err(|what| {
         let message = format!("count the devices: NVML does not report {what}");
         let hint = "run `gpu-bootstrap check` to find the cause";
         Failure::new(Exit::StepFailed, "devices-unknown", &message, Some(hint))
@@ -174,8 +212,11 @@ async fn this_machine(
     let request = prepare::with_lock(host, env, &args.target, request)?;
     let target = prepare::target(host, env, request).await?;
     console.warn(&target.resolution.warnings);
-    has_no_dra_driver(host)?;
     let desired = &target.resolution.desired;
+    match desired.settings.cluster.gpu_allocation {
+        GpuAllocation::DevicePlugin => has_no_dra_driver(host)?,
+        GpuAllocation::Dra => has_no_device_plugin(host)?,
+    }
     let plugin = &desired.device_plugin;
     let state = target.state();
     let nvml = state.nvml().await;
@@ -189,7 +230,7 @@ async fn this_machine(
             target.facts().gpus.len(),
         ));
     };
-    let offers = offered(plugin, &view.devices)?;
+    let offers = offered(desired, &view.devices)?;
     let labels = labels::of(target.facts(), nvml, plugin).ok();
     let product = labels.and_then(|mut all| all.labels.remove(values::PRODUCT));
     Ok(Node::new(desired, offers, product))
@@ -212,9 +253,58 @@ fn has_no_dra_driver(host: &Host) -> Result<(), Failure> {
              same GPUs twice"
         ),
         Some(
-            "keep the DRA driver, and do not install the device plugin; or remove the DRA driver from the cluster, then the \
+            "set `cluster.gpu-allocation = \"dra\"` to keep the DRA driver; or remove the DRA driver from the cluster, then the \
              directory, and run the command again",
         ),
+    ))
+}
+
+/// Rejects a node whose GPUs a device plugin offers, because the DRA driver would offer them again. A plugin removes its socket when
+/// it stops. Source of the names: `nvidia-NAME.sock`, NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc),
+/// `internal/plugin/server.go`.
+fn has_no_device_plugin(host: &Host) -> Result<(), Failure> {
+    let names = host.files.list(PLUGIN_SOCKETS.into()).map_err(|error| {
+        let message = format!("failed to look for a device plugin in `{PLUGIN_SOCKETS}`");
+        Failure::caused(Exit::StepFailed, "unreadable", &message, error, None)
+    })?;
+    let is_of_gpus = |name: &&String| name.starts_with("nvidia") && name.ends_with(".sock");
+    let Some(name) = names.iter().find(is_of_gpus) else {
+        return Ok(());
+    };
+    Err(Failure::new(
+        Exit::Blocked,
+        "device-plugin",
+        &format!(
+            "write the DRA driver: a device plugin offers the GPUs of this node (`{PLUGIN_SOCKETS}/{name}`), and pods would get the \
+             same GPUs twice"
+        ),
+        Some(
+            "remove the device plugin from the cluster, and run the command again; or remove `cluster.gpu-allocation` from the \
+             settings",
+        ),
+    ))
+}
+
+/// Rejects a directory with a file for the other program that offers GPUs, because `kubectl apply` would create both.
+fn is_only_one(host: &Host, allocation: GpuAllocation, out: &Utf8Path) -> Result<(), Failure> {
+    let other = out.join(match allocation {
+        GpuAllocation::DevicePlugin => DRA_PLUGIN,
+        GpuAllocation::Dra => DEVICE_PLUGIN,
+    });
+    if !(host.files.exists(&other)).map_err(|error| unwritable(&other, error))? {
+        return Ok(());
+    }
+    let file = shell_word(&other);
+    Err(Failure::new(
+        Exit::Blocked,
+        "manifests-differ",
+        &format!(
+            "write the manifests: `{other}` is for the other value of `cluster.gpu-allocation`, and both must not be applied"
+        ),
+        Some(&format!(
+            "run `kubectl delete -f {file}` in the cluster, then `rm {file}`, and run the command again; or specify another directory \
+             with `--out`"
+        )),
     ))
 }
 
@@ -222,11 +312,15 @@ fn has_no_dra_driver(host: &Host) -> Result<(), Failure> {
 fn documents(node: &Node, out: &Utf8Path) -> Result<Vec<(Utf8PathBuf, String)>, String> {
     let values = node.values()?;
     let mut files = Vec::new();
+    let is_dra = node.allocation == GpuAllocation::Dra;
     for (name, template) in directory(TEMPLATES)? {
         let is_wanted = match name {
+            TEST_CLAIM => is_dra && node.has_test_pod,
+            _ if OF_DRA.contains(&name) => is_dra,
+            DEVICE_PLUGIN | VOLCANO => !is_dra,
             RUNTIME_CLASS => node.runtime_class == RuntimeClass::Created,
             MPS => node.plugin.mps().is_some(),
-            TEST_POD => node.has_test_pod,
+            TEST_POD => !is_dra && node.has_test_pod,
             DCGM_EXPORTER => !node.has_dcgm,
             _ => true,
         };

@@ -26,7 +26,7 @@ use crate::{
         version::{CudaVersion, DriverVersion},
     },
     runtimes::RuntimeKind,
-    sharing::SharingMethod,
+    sharing::{GpuAllocation, SharingMethod},
 };
 
 /// Returns the JSON schema of the configuration, which is stored in `docs/config.schema.json`.
@@ -448,6 +448,11 @@ settings! {
         /// Set the labels that GPU Feature Discovery would set, and labels that make the GPU Operator use the
         /// installed driver and toolkit. The same labels are written to a file for Node Feature Discovery.
         pub gpu_labels: Option<bool> => "`true`",
+        /// The program that offers the GPUs to pods, which `manifests` writes: `"device-plugin"`: the NVIDIA device plugin, as
+        /// resources such as `nvidia.com/gpu`. `"dra"`: the NVIDIA DRA driver, for pods with a ResourceClaim. It requires
+        /// Kubernetes 1.34.2 and driver branch 565 or later. Then `sharing.method` and the MIG strategy `"single"` are
+        /// rejected, because only the device plugin has them. See [DRA driver](share-a-gpu.md#dra-driver).
+        pub gpu_allocation: GpuAllocation = GpuAllocation::DevicePlugin,
         /// The MIG strategy of the device plugin: `"none"`, `"single"` or `"mixed"`. The labels depend on it.
         pub mig_strategy: Option<MigStrategy> => r#"`"none"`"#,
         /// Taints with which the node registers. On a machine without a GPU, the default is `[]`. `check` does not

@@ -168,6 +168,12 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         None => Ok(None),
     };
     let driver = or_noted(driver, wrong);
+    if let Some(Some(chosen)) = &driver
+        && !inputs.is_rollback
+        && let Err(error) = sharing::dra_driver(&config, inputs.layers, chosen.spec.branch)
+    {
+        wrong.push(error.into());
+    }
     let validation = validation(
         (profile, inputs.layers, &config),
         (inputs.matrix, inputs.facts),

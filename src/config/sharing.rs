@@ -5,19 +5,26 @@
 //! of MPS: `validateFlags` in `cmd/nvidia-device-plugin/main.go`, and README.md, "With CUDA MPS".
 
 use super::{
-    error::ResolveError,
+    error::{ConfigError, ResolveError},
     file::{Config, SharingConfig},
     sources::SettingSources,
 };
 use crate::{
     joins::JoinKind,
     mig::{self, MigStrategy, NamedLayout},
-    sharing::{DevicePluginSpec, LONGEST_NAME, MpsDaemon, SharingMethod, SharingSpec},
+    model::version::Branch,
+    sharing::{
+        DevicePluginSpec, GpuAllocation, LONGEST_NAME, MpsDaemon, SharingMethod, SharingSpec,
+    },
     tools::{
         kubernetes::kubectl::{GPUS, MIG_DEVICES},
         mps,
     },
 };
+
+/// The first driver branch that the DRA driver supports. Source: kubernetes-sigs/dra-driver-nvidia-gpu v0.4.1 (commit 764900e7),
+/// docs/prerequisites.md.
+const FIRST_OF_DRA: Branch = Branch(565);
 
 /// The smallest number of replicas.
 const FEWEST: u32 = 2;
@@ -36,6 +43,9 @@ pub(super) fn device_plugin(
     let join = config.cluster.join.unwrap_or_default();
     let node = Node { join, is_node };
     let sharing = spec(&config.sharing, mig_strategy, node, &mut wrong);
+    if config.cluster.gpu_allocation == GpuAllocation::Dra {
+        wrong.extend(without_device_plugin(&config.sharing, mig_strategy));
+    }
     let mig = &config.mig;
     let splits = (mig.layout).is_some_and(|layout| layout != NamedLayout::AllDisabled);
     if config.sharing.method == Some(SharingMethod::Mps)
@@ -57,6 +67,51 @@ pub(super) fn device_plugin(
         .into_iter()
         .map(|(key, why, hint)| layers.wrong(key, why, Some(hint)).into());
     Err(ResolveError::all(errors.collect()))
+}
+
+/// Rejects a driver that the DRA driver does not support.
+///
+/// # Errors
+/// If the configured DRA driver needs a later branch.
+pub(super) fn dra_driver(
+    config: &Config,
+    layers: &SettingSources,
+    branch: Branch,
+) -> Result<(), ConfigError> {
+    if config.cluster.gpu_allocation != GpuAllocation::Dra || branch >= FIRST_OF_DRA {
+        return Ok(());
+    }
+    let why = format!(
+        "the DRA driver does not support driver branch {branch}, but only {FIRST_OF_DRA} and later"
+    );
+    let hint =
+        "remove the key, so that the device plugin offers the GPUs, or set a later `driver.branch`";
+    Err(layers.wrong("cluster.gpu-allocation", why, Some(hint.to_owned())))
+}
+
+/// Returns the settings that only the device plugin has.
+fn without_device_plugin(config: &SharingConfig, mig_strategy: MigStrategy) -> Vec<Wrong> {
+    let mut wrong = Vec::new();
+    let method = config.method.unwrap_or_default();
+    if method != SharingMethod::None {
+        wrong.push((
+            "sharing.method",
+            "the DRA driver has no replicas (`cluster.gpu-allocation = \"dra\"`): pods share a GPU by using the same ResourceClaim"
+                .to_owned(),
+            "remove the settings in `[sharing]`, and use the claim that `gpu-bootstrap manifests` writes to \
+             `policies/40-shared-claim.yaml`; or remove `cluster.gpu-allocation`"
+                .to_owned(),
+        ));
+    }
+    if mig_strategy == MigStrategy::Single {
+        wrong.push((
+            "cluster.mig-strategy",
+            "the DRA driver offers MIG devices only in a separate device class (`cluster.gpu-allocation = \"dra\"`)".to_owned(),
+            "set `cluster.mig-strategy = \"mixed\"`, so that the labels correspond to it; or remove `cluster.gpu-allocation`"
+                .to_owned(),
+        ));
+    }
+    wrong
 }
 
 /// Key, reason and remedy.
@@ -349,6 +404,27 @@ mod tests {
             };
             assert!(*found == key && why.contains(reason), "{found}: {why}");
         }
+    }
+
+    #[test]
+    fn dra_driver_has_neither_replicas_nor_a_single_strategy() {
+        let keys = |config: &SharingConfig, strategy| {
+            let wrong = without_device_plugin(config, strategy);
+            wrong.into_iter().map(|(key, ..)| key).collect::<Vec<_>>()
+        };
+        let plain = SharingConfig::default();
+        assert!(keys(&plain, MigStrategy::None).is_empty());
+        assert!(keys(&plain, MigStrategy::Mixed).is_empty());
+        assert_eq!(
+            keys(&shared(4, &[GPU]), MigStrategy::Single),
+            ["sharing.method", "cluster.mig-strategy"]
+        );
+        let mut config = Config::default();
+        let layers = SettingSources::default();
+        dra_driver(&config, &layers, Branch(535)).expect("the device plugin");
+        config.cluster.gpu_allocation = GpuAllocation::Dra;
+        dra_driver(&config, &layers, Branch(565)).expect("supported");
+        dra_driver(&config, &layers, Branch(550)).expect_err("too old");
     }
 
     #[test]

@@ -58,6 +58,13 @@ pub fn has_engine(program: &str, command: &str) -> bool {
     }
 }
 
+/// Whether a program is Nsight Systems or Nsight Compute. They cannot use the profiling counters of a GPU while DCGM reads them,
+/// unless it is paused. Source: NVIDIA, "dcgmi profile"
+/// (<https://docs.nvidia.com/datacenter/dcgm/latest/reference/command-line-reference/dcgmi/dcgmi-profile.html>).
+pub fn is_profiler(program: &str) -> bool {
+    matches!(program, "nsys" | "ncu")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

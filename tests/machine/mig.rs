@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gpu_bootstrap::{
     host::{
-        Cmd, ExecError, MigDevice, MigSupport, Output,
+        Cmd, ExecError, MigDevice, MigShare, MigSupport, Output,
         fake::{FakeFiles, failed, ok},
     },
     mig::{GpuLayout, Layout, Profile},
@@ -159,7 +159,7 @@ pub fn nvml(files: &FakeFiles, address: &str) -> Option<(bool, Vec<MigDevice>, M
         index,
         uuid: Some(format!("MIG-{address}-{index}")),
         profile: Some(profile.to_string()),
-        share: None,
+        share: Some(MigShare::default()),
     };
     let devices = (0..).zip(&mig.profiles).map(device).collect();
     let support = MigSupport {

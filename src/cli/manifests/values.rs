@@ -5,11 +5,15 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::{
-    config::desired::{Desired, DevicePluginSpec},
+    config::{
+        choices::ImexMode,
+        desired::{Desired, DevicePluginSpec},
+    },
     host::digest::sha256,
     joins::RuntimeClass,
     mig::MigStrategy,
     model::{kubernetes::Taint, text::built_in},
+    sharing::{GPU_CLASS, GpuAllocation},
     tools::kubernetes::kubectl::GPUS,
 };
 
@@ -30,6 +34,13 @@ const MPS_MOUNTS: &str =
 const MPS_VOLUMES: &str = "- name: mps-root\n  hostPath: {path: /run/nvidia/mps, type: DirectoryOrCreate}\n- name: mps-shm\n  \
                            hostPath: {path: /run/nvidia/mps/shm}";
 
+/// The comment of the queue of Kueue with the DRA driver. Source: kubernetes-sigs/kueue (commit ff69552e),
+/// site/content/en/docs/tasks/manage/setup_dra.md.
+const KUEUE_CLASSES: &str = "\
+# The quotas have the names of the device classes. Enable the feature gate KueueDRAIntegration (DynamicResourceAllocation before
+# Kueue 0.18), and map each class in `resources.deviceClassMappings` of its configuration, for example
+# `{name: gpu.nvidia.com, deviceClassNames: [gpu.nvidia.com]}`.";
+
 /// The values of all placeholders, without `@`.
 type Values = BTreeMap<String, String>;
 
@@ -37,7 +48,10 @@ type Values = BTreeMap<String, String>;
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     pub(super) plugin: DevicePluginSpec,
-    /// The resources that the device plugin offers, with their numbers.
+    pub(super) allocation: GpuAllocation,
+    /// Whether the DRA driver runs IMEX, which needs more of its programs than the GPU plugin.
+    pub(super) has_compute_domains: bool,
+    /// The resources of the device plugin or the device classes of the DRA driver, with the numbers of their devices.
     pub(super) offers: BTreeMap<String, usize>,
     taints: Vec<Taint>,
     /// Whether gpu-bootstrap labels the node.
@@ -71,6 +85,8 @@ impl Node {
         let cluster = desired.cluster.as_ref();
         Self {
             plugin: desired.device_plugin.clone(),
+            allocation: desired.settings.cluster.gpu_allocation,
+            has_compute_domains: desired.settings.fabric.imex == ImexMode::Dra,
             offers,
             taints: cluster.map_or_else(Vec::new, |spec| spec.node.taints.clone()),
             is_labeled: cluster.is_some_and(|spec| spec.node.gpu_labels),
@@ -110,9 +126,11 @@ impl Node {
                 .collect();
             lines.join("\n")
         };
-        let requested = match self.offers.contains_key(GPUS) {
-            true => GPUS,
-            false => self.offers.keys().next().map_or(GPUS, String::as_str),
+        let is_dra = self.allocation == GpuAllocation::Dra;
+        let whole = if is_dra { GPU_CLASS } else { GPUS };
+        let requested = match self.offers.contains_key(whole) {
+            true => whole,
+            false => self.offers.keys().next().map_or(whole, String::as_str),
         };
         for (name, value) in [
             ("DEVICE-PLUGIN-CONFIG-SHA256", sha256(config.as_bytes())),
@@ -150,7 +168,18 @@ impl Node {
             ),
             (
                 "QUOTA",
-                lines(&|name, count| format!("requests.{name}: \"{count}\"")),
+                lines(&|name, count| match is_dra {
+                    true => format!("{name}.deviceclass.resource.k8s.io/devices: \"{count}\""),
+                    false => format!("requests.{name}: \"{count}\""),
+                }),
+            ),
+            (
+                "KUEUE-CLASSES",
+                if is_dra {
+                    KUEUE_CLASSES.to_owned()
+                } else {
+                    String::new()
+                },
             ),
             ("KUEUE-COVERED", lines(&|name, _| format!("- {name}"))),
             (
@@ -162,6 +191,7 @@ impl Node {
                 lines(&|name, count| format!("{name}: {count}")),
             ),
             ("TEST-RESOURCE", format!("{requested}: 1")),
+            ("DEVICE-CLASS", requested.to_owned()),
         ] {
             values.insert(name.to_owned(), value);
         }
