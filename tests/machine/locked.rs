@@ -91,7 +91,7 @@ fn lock_of_precompiled_modules_is_accepted() {
     run(&first, &["install"]);
     let lock = run(&first, &["lock"]);
     assert!(lock.contains("build = \"precompiled\""), "{lock}");
-    first.fakes.files.put(LOCK, &lock);
+    first.fakes.files.put(LOCK, lock.as_str());
     run(&first, &["plan", "--lock", LOCK]);
 
     let second = ubuntu(Some(&lock));
