@@ -20,7 +20,8 @@ use crate::{
 };
 
 impl Session {
-    /// Describes the node if the run has made it ready. `before` is the receipt at the start of the run. An unreadable value becomes a note, because the node is ready anyway.
+    /// Describes the node if the run has made it ready. `before` is the receipt at the start of the run. An unreadable value
+    /// becomes a note, because the node is ready anyway.
     pub(super) async fn node(
         &self,
         exit: Exit,
