@@ -581,14 +581,22 @@ fn example_settings_are_valid() {
     let path = directory.path().join("nomad.toml");
     std::fs::write(&path, nomad).expect("written");
     let nomad = path.to_str().expect("UTF-8");
-    for (file, runtime) in [
-        ("examples/slurm/config.toml", None),
-        ("examples/packer/config.toml", Some("docker")),
-        (nomad, Some("docker")),
+    for (file, os, runtime) in [
+        ("examples/slurm/config.toml", "ubuntu-24.04", None),
+        (
+            "examples/packer/config.toml",
+            "ubuntu-24.04",
+            Some("docker"),
+        ),
+        ("examples/offline/config.toml", "debian-12", Some("docker")),
+        (
+            "examples/fleet/60-fleet.toml",
+            "ubuntu-24.04",
+            Some("docker"),
+        ),
+        (nomad, "ubuntu-24.04", Some("docker")),
     ] {
-        let said = run(&format!(
-            "plan --os ubuntu-24.04 --gpu 8xH100 --config {file}"
-        ));
+        let said = run(&format!("plan --os {os} --gpu 8xH100 --config {file}"));
         assert!(said.ends_with("--- exit 0\n"), "{said}");
         let known = ["docker", "containerd", "podman"];
         let found: Vec<&str> = (said.lines())

@@ -156,6 +156,29 @@ fn failure_screen_of_the_readme_is_real() {
     assert!(printed.starts_with(screen), "{printed}");
 }
 
+/// Pages only link the examples, and each example has a validator.
+#[test]
+fn every_example_is_linked_and_validated() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |directory: &str| {
+        let entries = std::fs::read_dir(root.join(directory)).expect("a directory");
+        entries.map(|entry| entry.expect("an entry").path())
+    };
+    let is_page = |path: &std::path::PathBuf| path.extension().is_some_and(|kind| kind == "md");
+    let pages: String = (read("docs").filter(is_page))
+        .map(|path| std::fs::read_to_string(path).expect("a page"))
+        .collect();
+    let validators = document("tests/examples/run.sh") + &document("tests/cli.rs");
+    let directories: Vec<_> = read("examples").filter(|path| path.is_dir()).collect();
+    assert!(directories.len() > 10, "{directories:?}");
+    for directory in directories {
+        let name = directory.file_name().expect("a name").to_string_lossy();
+        let (link, tested) = (format!("](../examples/{name}"), format!("examples/{name}"));
+        assert!(pages.contains(&link), "no page links examples/{name}");
+        assert!(validators.contains(&tested), "no validator for {tested}");
+    }
+}
+
 /// Readers manage 200 words per minute.
 #[test]
 fn reading_times_are_realistic() {

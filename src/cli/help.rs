@@ -23,9 +23,23 @@ pub struct Section {
 /// A term and its description.
 type Row = (&'static str, &'static str);
 
-/// A command: its name, its examples, the exit codes that it returns in addition to [`ALWAYS`], and its files. The name of the
-/// program itself is empty. The name of a command below another one is `bundle-create`, as in the name of its manual page.
-type CommandRow = (&'static str, &'static [Row], &'static [u8], &'static [Row]);
+/// A command: its name, its examples, the exit codes that it returns in addition to [`ALWAYS`], its files, and whether it reads
+/// the settings, and therefore their environment. The name of the program itself is empty. The name of a command below another
+/// one is `bundle-create`, as in the name of its manual page.
+type CommandRow = (
+    &'static str,
+    &'static [Row],
+    &'static [u8],
+    &'static [Row],
+    SettingsUse,
+);
+
+/// Whether a command reads the settings.
+#[derive(Clone, Copy, PartialEq)]
+enum SettingsUse {
+    Reads,
+    Ignores,
+}
 
 const SETTINGS: Row = (
     "/etc/gpu-bootstrap/config.toml, /etc/gpu-bootstrap/config.d/*.toml",
@@ -65,22 +79,6 @@ const RUN: [Row; 6] = [
     ),
 ];
 
-/// The commands that read the settings, and therefore their environment.
-const WITH_SETTINGS: [&str; 12] = [
-    "",
-    "check",
-    "plan",
-    "install",
-    "upgrade",
-    "uninstall",
-    "lock",
-    "bundle",
-    "bundle-create",
-    "manifests",
-    "modules",
-    "modules-export",
-];
-
 const COMMANDS: [CommandRow; 23] = [
     (
         "",
@@ -95,6 +93,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[4, 5, 6, 7, 8, 9, 10, 130],
         &RUN,
+        SettingsUse::Reads,
     ),
     (
         "check",
@@ -115,6 +114,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[4, 10],
         &RUN,
+        SettingsUse::Reads,
     ),
     (
         "plan",
@@ -127,6 +127,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[4, 5, 6, 10],
         &RUN,
+        SettingsUse::Reads,
     ),
     (
         "install",
@@ -150,6 +151,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[5, 6, 7, 8, 9, 10, 130],
         &RUN,
+        SettingsUse::Reads,
     ),
     (
         "upgrade",
@@ -165,6 +167,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[4, 5, 6, 7, 8, 9, 10, 130],
         &RUN,
+        SettingsUse::Reads,
     ),
     (
         "uninstall",
@@ -177,6 +180,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[5, 6, 7, 9, 10, 130],
         &RUN,
+        SettingsUse::Reads,
     ),
     (
         "status",
@@ -193,6 +197,7 @@ const COMMANDS: [CommandRow; 23] = [
         // `--wait` exits with the status of the run.
         &[5, 6, 7, 8, 9, 10, 130],
         &[STATE, STATUS],
+        SettingsUse::Ignores,
     ),
     (
         "lock",
@@ -202,6 +207,7 @@ const COMMANDS: [CommandRow; 23] = [
         )],
         &[5, 10],
         &[SETTINGS, PROFILES, MATRIX, STATE],
+        SettingsUse::Reads,
     ),
     (
         "bundle",
@@ -217,6 +223,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[5, 6, 10],
         &[SETTINGS, PROFILES, MATRIX, STATE],
+        SettingsUse::Reads,
     ),
     (
         "facts",
@@ -232,6 +239,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[],
         &[MATRIX],
+        SettingsUse::Ignores,
     ),
     (
         "explain",
@@ -244,6 +252,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[],
         &[],
+        SettingsUse::Ignores,
     ),
     (
         "compat",
@@ -259,6 +268,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[4, 5],
         &[PROFILES, MATRIX],
+        SettingsUse::Ignores,
     ),
     (
         "config",
@@ -268,6 +278,7 @@ const COMMANDS: [CommandRow; 23] = [
         )],
         &[],
         &[SETTINGS],
+        SettingsUse::Ignores,
     ),
     (
         "probe",
@@ -280,6 +291,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[4],
         &[MATRIX],
+        SettingsUse::Ignores,
     ),
     (
         "user-data",
@@ -301,6 +313,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[5],
         &[MATRIX],
+        SettingsUse::Ignores,
     ),
     (
         "manifests",
@@ -317,6 +330,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[5, 6, 10],
         &[SETTINGS, PROFILES, MATRIX],
+        SettingsUse::Reads,
     ),
     (
         "report",
@@ -332,6 +346,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[4],
         &[DOCUMENTS],
+        SettingsUse::Ignores,
     ),
     (
         "modules",
@@ -341,6 +356,7 @@ const COMMANDS: [CommandRow; 23] = [
         )],
         &[5, 6, 10],
         &[SETTINGS, BUILT],
+        SettingsUse::Reads,
     ),
     (
         "completions",
@@ -357,6 +373,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[],
         &COMPLETIONS,
+        SettingsUse::Ignores,
     ),
     (
         "bundle-create",
@@ -366,6 +383,7 @@ const COMMANDS: [CommandRow; 23] = [
         )],
         &[5, 6, 10],
         &[SETTINGS, PROFILES, MATRIX, STATE],
+        SettingsUse::Reads,
     ),
     (
         "bundle-verify",
@@ -375,6 +393,7 @@ const COMMANDS: [CommandRow; 23] = [
         )],
         &[5],
         &[("DIR/bundle.toml", "The manifest of the bundle")],
+        SettingsUse::Ignores,
     ),
     (
         "modules-list",
@@ -384,6 +403,7 @@ const COMMANDS: [CommandRow; 23] = [
         )],
         &[6],
         &[BUILT],
+        SettingsUse::Ignores,
     ),
     (
         "modules-export",
@@ -400,6 +420,7 @@ const COMMANDS: [CommandRow; 23] = [
         ],
         &[5, 6, 10],
         &[SETTINGS, BUILT],
+        SettingsUse::Reads,
     ),
 ];
 
@@ -515,7 +536,8 @@ fn values() -> Vec<(String, String)> {
 /// Returns the sections of a command, in the order of a manual page. The name of the program itself is empty. A command below
 /// another one has a name such as `bundle-create`.
 pub fn sections(command: &str) -> Vec<Section> {
-    let Some((_, examples, exits, files)) = COMMANDS.iter().find(|(name, ..)| *name == command)
+    let Some((_, examples, exits, files, settings)) =
+        COMMANDS.iter().find(|(name, ..)| *name == command)
     else {
         return Vec::new();
     };
@@ -529,7 +551,7 @@ pub fn sections(command: &str) -> Vec<Section> {
         .map(|(code, meaning)| (code.to_string(), (*meaning).to_owned()));
     add("Exit status", exits.collect());
     let mut variables = Vec::new();
-    if WITH_SETTINGS.contains(&command) {
+    if *settings == SettingsUse::Reads {
         variables.extend(owned(&SETTING_VARIABLES));
     }
     variables.extend(owned(&VARIABLES));

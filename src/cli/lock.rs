@@ -340,6 +340,19 @@ mod tests {
     }
 
     #[test]
+    fn metapackage_of_precompiled_modules_is_not_a_dkms_package() {
+        for (name, is_dkms) in rows! {
+            "nvidia-dkms-580-server-open", true;
+            "nvidia-kernel-open-dkms", true;
+            "kmod-nvidia-open-dkms", true;
+            "nvidia-headless-no-dkms-580-server-open", false;
+            "dkms", false;
+        } {
+            assert_eq!(is_dkms_package(name), is_dkms, "{name}");
+        }
+    }
+
+    #[test]
     fn lock_contains_selected_packages_and_dependencies() {
         use PackageCondition::{Configuration, Installed};
 

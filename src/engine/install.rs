@@ -242,7 +242,7 @@ impl Session {
             }
         }
         notes.extend(self.tools.events.take_notes());
-        let node = self.node(exit, &jobs, before.reboots, &mut notes).await;
+        let node = self.node(exit, &jobs, &before, &mut notes).await;
         let mut report = self.report(exit, &jobs, notes, reboot);
         report.steps.extend(maintenance);
         report.left = left;

@@ -9,6 +9,7 @@ use crate::{
     error::one_line,
     event::Outcome,
     exit::Exit,
+    journal::Receipt,
     model::{
         id::StepId,
         node::{NodePackage, NodePart, NodeSummary},
@@ -19,12 +20,13 @@ use crate::{
 };
 
 impl Session {
-    /// Describes the node if the run has made it ready. An unreadable value becomes a note, because the node is ready anyway.
+    /// Describes the node if the run has made it ready. `before` is the receipt at the start of the run. An unreadable value
+    /// becomes a note, because the node is ready anyway.
     pub(super) async fn node(
         &self,
         exit: Exit,
         jobs: &[Job],
-        reboots: u32,
+        before: &Receipt,
         notes: &mut Vec<String>,
     ) -> Option<NodeSummary> {
         let awaits_boot = |job: &Job| job.has(Outcome::AwaitingBoot);
@@ -33,9 +35,11 @@ impl Session {
         }
         let state = self.inner.state();
         let desired = self.inner.wanted(&state).await?;
-        match summary(&state, &desired, jobs, reboots).await {
+        match summary(&state, &desired, jobs).await {
             Ok(node) => Some(NodeSummary {
                 imex: self.imex(&desired, jobs, notes).await,
+                reboots: before.reboots,
+                reboot_reasons: before.reboot_reasons.clone(),
                 ..node
             }),
             Err(error) => {
@@ -90,7 +94,6 @@ async fn summary(
     state: &State,
     desired: &Desired,
     jobs: &[Job],
-    reboots: u32,
 ) -> Result<NodeSummary, StateError> {
     let succeeded = |id: &StepId| jobs.iter().any(|job| job.id == *id && job.succeeded());
     let validated = if succeeded(&steps::VALIDATION_CONTAINER) {
@@ -102,14 +105,16 @@ async fn summary(
         succeeded(&steps::VALIDATION_COMPUTE).then(|| "on the host".to_owned())
     };
     // `cluster.command` may join something other than a Kubernetes cluster.
-    let is_member = state.membership()?.is_some();
-    let node = match is_member && succeeded(&steps::CLUSTER_JOIN) {
-        true => match &desired.cluster {
-            Some(spec) if spec.node.name.is_some() => spec.node.name.clone(),
-            _ => state.host_name()?,
-        },
-        false => None,
-    };
+    let membership = (state.membership()?).filter(|_| succeeded(&steps::CLUSTER_JOIN));
+    let (mut node, mut endpoint) = (None, None);
+    if let (Some(membership), Some(spec)) = (membership, &desired.cluster) {
+        node = match &spec.node.name {
+            Some(name) => Some(name.clone()),
+            None => state.host_name()?,
+        };
+        let method = spec.method.implementation();
+        endpoint = Some(method.endpoint(&membership).to_owned());
+    }
     let node = node.map(|name| name.to_string());
     let has_driver = desired.driver.is_some();
     let examples = (desired.runtimes.iter())
@@ -133,9 +138,9 @@ async fn summary(
         gpus,
         validated,
         node,
-        imex: None,
-        reboots,
+        endpoint,
         commands,
+        ..NodeSummary::default()
     })
 }
 

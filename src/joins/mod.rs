@@ -111,6 +111,11 @@ pub trait Joining: Send + Sync {
         &[]
     }
 
+    /// Returns the API server of the cluster, as a user knows it.
+    fn endpoint<'a>(&'a self, membership: &'a Membership) -> &'a str {
+        &membership.server
+    }
+
     /// Returns the reason if the machine is a node of a cluster that is not the configured one. `config` is the content of our
     /// configuration file, `wanted` the cluster in [`discovery_file`](Self::discovery_file).
     fn another(

@@ -26,6 +26,9 @@ pub struct Receipt {
     pub awaited: Option<Awaited>,
     /// The number of requested reboots since the last successful run, or since a driver failed validation.
     pub reboots: u32,
+    /// The reason of each of them, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reboot_reasons: Vec<String>,
     /// The same number, without a reset when a driver fails validation.
     #[serde(default)]
     pub reboots_in_all: u32,
@@ -157,6 +160,7 @@ pub fn fold(lines: &[JournalLine]) -> Receipt {
         instance_id: None,
         awaited: None,
         reboots: 0,
+        reboot_reasons: Vec::new(),
         reboots_in_all: 0,
         unfinished: Vec::new(),
         gave_up: None,
@@ -283,6 +287,7 @@ fn step(receipt: &mut Receipt, applied: &mut BTreeMap<u64, AppliedChange>, line:
             // Reset the counts, because they belong to the failed driver. `reboots_in_all` is not reset, and has its own limit.
             receipt.unfinished.clear();
             receipt.reboots = 0;
+            receipt.reboot_reasons.clear();
         }
         Record::RollbackFinished { .. } => receipt.rollback_started = None,
         Record::GaveUp { why } => receipt.gave_up = Some(why.clone()),
@@ -341,6 +346,7 @@ fn step(receipt: &mut Receipt, applied: &mut BTreeMap<u64, AppliedChange>, line:
             automatic,
         } => {
             receipt.reboots += 1;
+            receipt.reboot_reasons.push(why.clone());
             receipt.reboots_in_all += 1;
             receipt.awaited = Some(Awaited {
                 boot_id: boot_id.clone(),
@@ -370,6 +376,7 @@ fn step(receipt: &mut Receipt, applied: &mut BTreeMap<u64, AppliedChange>, line:
             let is_done = *exit == Exit::Ok.code() || (is_install && *exit == Exit::Partial.code());
             if is_done {
                 receipt.reboots = 0;
+                receipt.reboot_reasons.clear();
                 receipt.reboots_in_all = 0;
                 receipt.awaited = None;
             }

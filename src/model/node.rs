@@ -20,12 +20,18 @@ pub struct NodeSummary {
     pub validated: Option<String>,
     /// The name of the node in its cluster. `None` if the machine did not join a cluster.
     pub node: Option<String>,
+    /// The API server of this cluster: a URL, or the server in the settings of an agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
     /// The state of the IMEX daemon, such as `READY`, if `fabric.imex` is `host`. The other nodes of the domain may start later,
     /// so the node is prepared in any state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub imex: Option<String>,
     /// The number of reboots that `install` required.
     pub reboots: u32,
+    /// The reason of each reboot, oldest first. Empty in journals of older versions.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reboot_reasons: Vec<String>,
     /// Commands that use the node.
     pub commands: Vec<String>,
 }

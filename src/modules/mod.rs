@@ -61,8 +61,9 @@ pub(crate) struct Built {
 pub(crate) const BUILDS_UNREADABLE: &str = "failed to read the modules built by DKMS";
 
 /// Whether it is a DKMS package: one with the source from which DKMS compiles a module. All of them have `dkms` in their names.
+/// The metapackage for precompiled modules on Ubuntu is `nvidia-headless-no-dkms-580-server`.
 pub(crate) fn is_dkms_package(name: &str) -> bool {
-    name.contains("nvidia") && name.contains("dkms")
+    name.contains("nvidia") && name.contains("dkms") && !name.contains("no-dkms")
 }
 
 /// Returns the DKMS builds of the NVIDIA driver.

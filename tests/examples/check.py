@@ -32,6 +32,32 @@ def nomad(path):
         assert needed in job, needed
 
 
+def openstack(path, module):
+    """Checks the arguments of a resource in the documentation of its provider, which is not installed."""
+    (resource,) = hcl2.loads(pathlib.Path(path).read_text(encoding="utf-8"))["resource"]
+    ((kind, named),) = ((name.strip('"'), one) for name, one in resource.items() if not name.startswith("__"))
+    page = module_directory(module) / f"docs/resources/{kind.removeprefix('openstack_')}.md"
+    documented = set(re.findall(r"^\* `([a-z_0-9]+)` - \((?:Optional|Required)", page.read_text(encoding="utf-8"), re.MULTILINE))
+    (arguments,) = (one for name, one in named.items() if not name.startswith("__"))
+    arguments = {name: value for name, value in arguments.items() if not name.startswith("__")}
+    blocks = [value[0] for value in arguments.values() if isinstance(value, list) and isinstance(value[0], dict)]
+    used = {name for one in [arguments, *blocks] for name in one if not name.startswith("__")}
+    assert {"user_data", "network"} <= used <= documented, used - documented
+
+
+def compose(path, module):
+    """Validates a file with the schema of Docker Compose, which must reject an unknown key."""
+    schema = json.loads((module_directory(module) / "schema/compose-spec.json").read_text(encoding="utf-8"))
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    document = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8"))
+    validator.validate(document)
+    for service in document["services"].values():
+        for device in service["deploy"]["resources"]["reservations"]["devices"]:
+            assert device.pop("capabilities") == ["gpu"], device
+            device["capability"] = ["gpu"]
+    assert not validator.is_valid(document)
+
+
 def module_directory(path):
     """The directory of a Go module, from the output of `go mod download -json`."""
     return pathlib.Path(json.loads(pathlib.Path(path).read_text(encoding="utf-8"))["Dir"])
@@ -210,4 +236,12 @@ def manifests(program, kubernetes, kueue):
         print(f"{len(checked)} objects are valid, {without} without a schema: {' '.join(settings.split()) or 'default'}")
 
 
-{"old-packer": old_packer, "nomad": nomad, "chart": chart, "manifests": manifests}[sys.argv[1]](*sys.argv[2:])
+COMMANDS = {
+    "old-packer": old_packer,
+    "nomad": nomad,
+    "openstack": openstack,
+    "compose": compose,
+    "chart": chart,
+    "manifests": manifests,
+}
+COMMANDS[sys.argv[1]](*sys.argv[2:])

@@ -2,11 +2,13 @@
 # Tests the files in examples/, the manifests and the workflows with the programs that read them: tests/examples/run.sh [PROGRAM].
 # Without PROGRAM, compiles gpu-bootstrap. tests/release-files tests the packages, the container image and the Helm chart.
 #
-# ansible-lint and ansible-playbook read the role, OpenTofu the Terraform module and its tests, Packer the template, slurmd its
-# configuration, ShellCheck the scripts, and actionlint and zizmor the workflows. The dashboard is validated with the schema of
-# Grafana; tests/readers tests its queries and the alert rules in Prometheus. The objects of `gpu-bootstrap manifests` are validated
-# with the API schema of Kubernetes and of Kueue. The queue of Volcano is not validated, because the Go module proxy does not have
-# its module. For Nomad, only the HCL syntax is tested: no package registry has its validator.
+# ansible-lint and ansible-playbook read the role (the machine case `ansible` runs it), OpenTofu the Terraform module and its
+# tests, Packer the template, slurmd its configuration, ShellCheck the scripts, and actionlint and zizmor the workflows. The Compose
+# file is validated with the schema of Docker Compose. The dashboard is validated with the schema of Grafana; tests/readers tests its
+# queries and the alert rules in Prometheus. `cargo test` validates all TOML files. The objects of `gpu-bootstrap manifests` are
+# validated with the API schema of Kubernetes and of Kueue. The queue of Volcano is not validated, because the Go module proxy does
+# not have its module. For Nomad and OKE, only the HCL syntax is tested: no package registry has their validators. The arguments for
+# OpenStack are compared with the documentation of its provider.
 #
 # tools.sh installs the tools and lists the requirements.
 set -eu
@@ -53,6 +55,21 @@ python3 tests/examples/check.py old-packer "$work/examples/packer/gpu-node.pkr.h
     packer validate -var region=us-east-1 -var source_ami=ami-0123456789abcdef0 -var url=https://files.example.com/gpu-bootstrap \
         -var sha256="$(printf '%064d' 0)" .
 )
+
+step "OpenStack and OKE"
+# Neither provider can be installed. The Go module proxy only has the module of OpenStack, which contains its documentation.
+tofu fmt -check -diff "$work/examples/openstack"
+tofu fmt -check -diff "$work/examples/oke"
+(cd / && go mod download -json github.com/terraform-provider-openstack/terraform-provider-openstack/v3@v3.4.0) >"$work/openstack.json"
+python3 tests/examples/check.py openstack examples/openstack/main.tf "$work/openstack.json"
+shellcheck examples/oke/user-data.sh
+
+step "Proxmox"
+shellcheck examples/proxmox/create-vm
+
+step "Docker Compose"
+(cd / && go mod download -json github.com/compose-spec/compose-go/v2@v2.16.2) >"$work/compose.json"
+python3 tests/examples/check.py compose examples/docker/compose.yaml "$work/compose.json"
 
 step "Nomad"
 python3 tests/examples/check.py nomad examples/nomad/gpu.nomad.hcl

@@ -19,6 +19,8 @@ fn startup_taint_is_removed_after_validation_and_join() {
     let set = format!("cluster.kubeconfig-file={KUBECONFIG}");
     let ran = machine.run(&["install", "--set", &set, "--format", "json"]);
     assert_eq!(ran.exit, 0, "{}", told(&ran));
+    let document: serde_json::Value = serde_json::from_str(&ran.out).expect("JSON");
+    assert_eq!(document["node"]["endpoint"], "https://10.0.0.1:6443");
     let lines: Vec<String> = ran.commands.iter().map(|cmd| cmd.line()).collect();
     let last = |words: &str| {
         let has = |line: &String| {

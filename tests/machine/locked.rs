@@ -77,6 +77,29 @@ fn machines_with_the_same_lock_are_equal() {
     }
 }
 
+/// The metapackage of the precompiled modules has `dkms` in its name.
+#[test]
+fn lock_of_precompiled_modules_is_accepted() {
+    let ubuntu = |lock: Option<&str>| {
+        let about = "release = '24.04'\nkernel = '6.8.0-1060-aws'".parse();
+        let machine = Machine::new(describe("ubuntu-cloud", about.expect("TOML")));
+        if let Some(lock) = lock {
+            machine.fakes.files.put(LOCK, lock);
+        }
+        machine
+    };
+    let first = ubuntu(None);
+    run(&first, &["install"]);
+    let lock = run(&first, &["lock"]);
+    assert!(lock.contains("build = \"precompiled\""), "{lock}");
+    first.fakes.files.put(LOCK, lock.as_str());
+    run(&first, &["plan", "--lock", LOCK]);
+
+    let second = ubuntu(Some(&lock));
+    run(&second, &["install", "--lock", LOCK]);
+    assert_eq!(packages(&second), packages(&first));
+}
+
 /// The repositories have newer versions of dependencies than the lock file, and the node has them.
 #[test]
 fn upgrade_installs_the_versions_of_the_lock() {

@@ -316,7 +316,7 @@ fn container_with_some_gpus_checks_only_those() {
             .put(&format!("{other}/{name}"), format!("{value}\n"));
     }
     let ran = one.probe(&[]);
-    assert_eq!(ran.first_line(), "passed: 1 GPU compute", "{}", ran.out);
+    assert_eq!(ran.first_line(), "passed: 1 GPU computes", "{}", ran.out);
     one.fakes.files.put_directory("/run/systemd/system", 0o755);
     assert_eq!(one.probe(&[]).exit, 4);
 }

@@ -60,7 +60,12 @@ pub async fn compute(
     }
     let mut document = layers.document();
     if document.passed {
-        document.why = format!("{} compute", probe::devices_for_people(&listed));
+        let verb = if listed.len() == 1 {
+            "computes"
+        } else {
+            "compute"
+        };
+        document.why = format!("{} {verb}", probe::devices_for_people(&listed));
     }
     document.driver_version = driver;
     document.cuda_version = cuda;

@@ -152,6 +152,11 @@ impl Joining for ByAgent<'_> {
         Some((self.agent.config, content))
     }
 
+    /// The server in the kubeconfig is a local proxy of the agent.
+    fn endpoint<'a>(&'a self, _: &'a Membership) -> &'a str {
+        self.server
+    }
+
     /// The server in the kubeconfig is a local proxy of the agent, so it does not identify the cluster. Instead, compares the
     /// path of the kubeconfig, which identifies the agent, and the server in our configuration file.
     fn another(

@@ -48,7 +48,9 @@ pub(in crate::report) fn rows(node: &NodeSummary) -> Vec<(&'static str, String)>
         rows.push(("GPUs", format!("{}, {validated}", grouped(&node.gpus))));
     }
     if let Some(name) = &node.node {
-        rows.push(("node", format!("{name}, in the cluster")));
+        let server = node.endpoint.iter().map(|server| format!(" at {server}"));
+        let server: String = server.collect();
+        rows.push(("node", format!("{name}, in the cluster{server}")));
     }
     if let Some(state) = &node.imex {
         let text = match imex::is_ready(state) {
@@ -61,9 +63,23 @@ pub(in crate::report) fn rows(node: &NodeSummary) -> Vec<(&'static str, String)>
     }
     if node.reboots > 0 {
         let reboots = counted(node.reboots, "reboot");
-        rows.push(("reboots", format!("{reboots} during the installation")));
+        let why = reasons(&node.reboot_reasons);
+        rows.push(("reboots", format!("{reboots} during the installation{why}")));
     }
     rows
+}
+
+/// Returns the reasons of the reboots, numbered if there are several.
+fn reasons(reasons: &[String]) -> String {
+    match reasons {
+        [] => String::new(),
+        [why] => format!(": {why}"),
+        several => {
+            let numbered = (1..).zip(several);
+            let texts = numbered.map(|(number, why)| format!("({number}) {why}"));
+            format!(": {}", texts.collect::<Vec<_>>().join("; "))
+        }
+    }
 }
 
 /// Returns each name once, with its count if it is not 1.
@@ -106,8 +122,10 @@ mod tests {
             gpus: vec!["H100 SXM5 80GB".to_owned(); 2],
             validated: Some("in a container of docker".to_owned()),
             node: Some("gpu-1".to_owned()),
+            endpoint: Some("https://10.0.0.1:6443".to_owned()),
             imex: Some("UNAVAILABLE".to_owned()),
             reboots: 1,
+            reboot_reasons: vec!["nouveau must be unloaded".to_owned()],
             commands: Vec::new(),
         };
         let lines: Vec<String> = (rows(&node).iter())
@@ -120,11 +138,18 @@ mod tests {
                 "runtime: docker-ce 1-1, held",
                 "toolkit: nvidia-container-toolkit 1-1, not held",
                 "GPUs: 2 x H100 SXM5 80GB, each computed in a container of docker",
-                "node: gpu-1, in the cluster",
+                "node: gpu-1, in the cluster at https://10.0.0.1:6443",
                 "IMEX: UNAVAILABLE, not READY yet: `nvidia-imex-ctl -N` lists the nodes of the domain",
-                "reboots: 1 reboot during the installation",
+                "reboots: 1 reboot during the installation: nouveau must be unloaded",
             ]
         );
+        let several = ["nouveau must be unloaded", "MIG mode"].map(str::to_owned);
+        assert_eq!(
+            reasons(&several),
+            ": (1) nouveau must be unloaded; (2) MIG mode"
+        );
+        // A journal of an older version.
+        assert_eq!(reasons(&[]), "");
         assert!(rows(&NodeSummary::default()).is_empty());
     }
 }
