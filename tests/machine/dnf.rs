@@ -226,6 +226,7 @@ fn fetch(files: &FakeFiles, state: &State, repo: &Repo, id: &str) {
             digest(&package.name, &package.version)
         ));
     }
+    primary.push_str("</metadata>\n");
     files.put(&format!("{CACHE}/{id}.solv"), content);
     files.put(&self::primary(id), primary);
 }

@@ -370,7 +370,7 @@ impl Mirrors for DnfMirrors {
                 found.extend(read.map_err(|error| FilesError::Io {
                     verb: "read",
                     path,
-                    source: io::Error::new(ErrorKind::InvalidData, error),
+                    source: io::Error::new(ErrorKind::InvalidData, error.to_string()),
                     disk: None,
                 })?);
             }
