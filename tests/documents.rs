@@ -156,7 +156,7 @@ fn failure_screen_of_the_readme_is_real() {
     assert!(printed.starts_with(screen), "{printed}");
 }
 
-/// Pages only link the examples, and each example has a validator.
+/// Each example is linked in a page, and a test contains its path.
 #[test]
 fn every_example_is_linked_and_validated() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -176,6 +176,19 @@ fn every_example_is_linked_and_validated() {
         let (link, tested) = (format!("](../examples/{name}"), format!("examples/{name}"));
         assert!(pages.contains(&link), "no page links examples/{name}");
         assert!(validators.contains(&tested), "no validator for {tested}");
+    }
+}
+
+#[test]
+fn documents_contain_no_merge_conflicts() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let pages = std::fs::read_dir(root.join("docs")).expect("a directory");
+    let pages = pages.map(|entry| entry.expect("an entry").path());
+    for path in pages.filter(|path| path.extension().is_some_and(|kind| kind == "md")) {
+        let text = std::fs::read_to_string(&path).expect("a page");
+        let is_conflict =
+            |line: &&str| line.starts_with("<<<<<<< ") || line.starts_with(">>>>>>> ");
+        assert_eq!(text.lines().find(is_conflict), None, "{}", path.display());
     }
 }
 

@@ -517,7 +517,12 @@ impl Creation<'_> {
             let failed = |source| ChangeError::tool(&*what, source);
             let reader = self.host.reader();
             let names = image_names(reader, *runtime, image).await.map_err(failed)?;
-            let Some(found) = names.into_iter().flatten().next() else {
+            let Some(names) = names else {
+                let why = format!("{what}: {name} is not installed");
+                return Err(ChangeError::blocked("bundle-incomplete", why)
+                    .advice("run `gpu-bootstrap install`, then run the command again"));
+            };
+            let Some(found) = names.into_iter().next() else {
                 let pull = client.pull(self.files, &client.image_name(image))?.line();
                 let why = format!("{what}: {name} does not have it");
                 return Err(ChangeError::blocked("bundle-incomplete", why)

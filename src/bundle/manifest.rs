@@ -184,6 +184,10 @@ impl Manifest {
                 let id = beginning(&image.id, LONGEST).escape_debug().to_string();
                 return Err(format!("`{id}` is not the ID of an image"));
             }
+            if image.image.chars().any(char::is_control) {
+                let name = beginning(&image.image, LONGEST).escape_debug().to_string();
+                return Err(format!("`{name}` is not the name of an image"));
+            }
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Human-readable descriptions of changes.
 
-use crate::change::{Change, Probe, image::load_image};
+use crate::change::{Change, Probe, image::load_summary};
 
 impl Change {
     /// A one-line summary in the imperative, for plan, progress and journal.
@@ -81,7 +81,7 @@ impl Change {
                 archive,
                 ..
             } => match archive {
-                Some(archive) => load_image(*runtime, image, archive),
+                Some(archive) => load_summary(*runtime, image, archive),
                 None => format!("pull the image `{image}` with {}", runtime.name()),
             },
             Self::RunProbe {

@@ -64,7 +64,7 @@ pub async fn has_image(
 }
 
 /// Describes the loading of an image.
-pub(super) fn load_image(runtime: RuntimeKind, image: &str, archive: &ImageArchive) -> String {
+pub(super) fn load_summary(runtime: RuntimeKind, image: &str, archive: &ImageArchive) -> String {
     let (name, path) = (runtime.name(), &archive.path);
     format!("load the image `{image}` into {name} from `{path}`")
 }
@@ -103,15 +103,18 @@ impl Applier {
         limit: Duration,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        let what = load_image(runtime, image, archive);
+        let what = load_summary(runtime, image, archive);
         let damaged = |why: &str| {
             ChangeError::blocked("bundle-damaged", format!("{what}: {why}"))
                 .advice("copy the bundle again, and verify it with `gpu-bootstrap bundle verify`")
         };
         let files = &*self.host.files;
-        let content = files.digest(&archive.path)?;
-        if content.is_none_or(|content| content.sha256 != archive.sha256) {
-            return Err(damaged("the archive has another SHA-256"));
+        match files.digest(&archive.path)? {
+            None => return Err(damaged("the archive does not exist")),
+            Some(content) if content.sha256 != archive.sha256 => {
+                return Err(damaged("the archive has another SHA-256"));
+            }
+            Some(_) => {}
         }
         if let Some(why) = archive.issue(files, runtime, image)? {
             return Err(damaged(&why));
@@ -121,12 +124,15 @@ impl Applier {
         }
         match self.has_image(runtime, image).await? {
             Some(true) => Ok(()),
-            _ => Err(damaged("the runtime does not have it afterwards")),
+            _ => Err(ChangeError::new(
+                "image-not-loaded",
+                format!("{what}: the runtime does not have the image afterwards"),
+            )),
         }
     }
 
-    /// Pulls an image unless it exists, or loads it from an archive. Credentials are read from the configuration of the runtime's client:
-    /// [`Containers::pull`](crate::runtimes::Containers::pull).
+    /// Pulls an image unless it exists, or loads it from an archive. Credentials are read from the configuration of the runtime's
+    /// client: [`Containers::pull`](crate::runtimes::Containers::pull).
     pub(super) async fn pull_image(
         &self,
         runtime: RuntimeKind,

@@ -117,7 +117,7 @@ pub struct ClusterNode {
 pub struct ReturnToService {
     pub lock: LockUse,
     pub method: LeaveMethod,
-    /// The time limit for the command, in seconds, if it is longer than that of the return.
+    /// The time limit for the return command in seconds, if it is longer than the default of five minutes.
     pub drain_seconds: u64,
 }
 

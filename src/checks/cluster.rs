@@ -276,10 +276,12 @@ fn by_dra(dra: Dra, name: &str, node: &Node) -> Option<Finding> {
                  pod on this node",
             ),
         ),
+        // The directory remains after the driver was removed, and a stopped device plugin offers 0 GPUs.
+        (false, true, None) if node.allocatable_gpus.is_some() => None,
         (_, true, None) => Some(finding(
             Verdict::Skip,
             format!(
-                "the DRA driver offers the GPUs of node `{name}`: `kubectl get resourceslices` lists them"
+                "the DRA driver has run on node `{name}`: `kubectl get resourceslices` lists the GPUs that it offers"
             ),
         )),
         (false, _, _) => None,
@@ -572,7 +574,9 @@ fn decide(state: &ClusterState) -> Finding {
         links: vec![LINK.to_owned()],
         ..finding(status, why)
     };
-    if let Some(found) = by_dra(state.dra, name, node) {
+    if state.gpus != Some(0)
+        && let Some(found) = by_dra(state.dra, name, node)
+    {
         return found;
     }
     let shares = state.shares.as_ref();
@@ -844,6 +848,7 @@ mod tests {
             false, true, None, Verdict::Skip, "resourceslices";
             // The driver was replaced by the device plugin.
             false, true, Some("2"), Verdict::Pass, "offers 2 nvidia.com/gpu";
+            false, true, Some("0"), Verdict::Fail, "device plugin";
         } {
             let node = Node {
                 allocatable_gpus: offers.map(str::to_owned),

@@ -1,5 +1,5 @@
-//! Checks that only one DCGM host engine runs, and no profiler next to it. A second one, for example in a pod of the DCGM exporter,
-//! cannot read the profiling metrics. Not verified on a machine with a GPU.
+//! Checks that only one DCGM host engine runs, and no profiler next to it. A second host engine, for example in a pod of the DCGM
+//! exporter, and a profiler cannot use the profiling counters at the same time. Not verified on a machine with a GPU.
 
 use camino::Utf8PathBuf;
 
@@ -81,16 +81,17 @@ fn decide(engines: &[Process], profilers: &[Process]) -> Finding {
         .collect();
     match engines {
         [] => finding(Verdict::Skip, "DCGM is not running".to_owned()),
-        [_] if !profilers.is_empty() => finding(
+        [one] if !profilers.is_empty() => finding(
             Verdict::Warn,
             format!(
                 "{} and {names} are running, but only one of them can use the profiling counters of a GPU",
                 list(profilers)
             ),
         )
-        .with_remedy(
-            "run `dcgmi profile --pause` before the profiler starts, and `dcgmi profile --resume` when it has exited",
-        ),
+        .with_remedy(match one.name.as_deref() {
+            Some("dcgm-exporter") => "stop the DCGM exporter of this node while the profiler runs",
+            _ => "run `dcgmi profile --pause` before the profiler starts, and `dcgmi profile --resume` when it has exited",
+        }),
         [_] => finding(Verdict::Pass, format!("only {names} is running")),
         _ => Finding {
             observed: Some(engines.len().to_string()),

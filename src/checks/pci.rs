@@ -470,7 +470,7 @@ async fn examine(subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
     let version = subject.state.loaded_driver();
     let loaded = match &version {
         Ok(version) => version.is_some(),
-        // A driver with an unreadable version is loaded. The output of `lspci` does not contain whether one is.
+        // A driver with an unreadable version is loaded. The output of `lspci` does not show the loaded drivers.
         Err(error) => error.not_queried().is_none(),
     };
     let theirs = match owner(subject.host.files(), subject.facts).map_err(StepError::from) {

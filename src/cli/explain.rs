@@ -416,14 +416,14 @@ fn of_setting(row: &KeyRow) -> Topic {
     }
 }
 
-/// Replaces Markdown links with the title of the section in docs/configuration.md.
+/// Replaces Markdown links to documents with their paths. Links without a file are links in docs/configuration.md.
 fn without_links(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, link)) = rest.split_once('[') {
-        let Some((label, (_, after))) = (link.split_once("](#"))
+        let Some((label, (target, after))) = (link.split_once("]("))
             .and_then(|(label, target)| Some((label, target.split_once(')')?)))
-            .filter(|(label, _)| !label.contains(']'))
+            .filter(|(label, (target, _))| !label.contains(']') && !target.contains(':'))
         else {
             plain.push_str(before);
             plain.push('[');
@@ -431,7 +431,12 @@ fn without_links(text: &str) -> String {
             continue;
         };
         plain.push_str(before);
-        plain.push_str(&format!("\"{label}\" in docs/configuration.md"));
+        let page = if target.starts_with('#') {
+            "configuration.md"
+        } else {
+            ""
+        };
+        plain.push_str(&format!("{label} (docs/{page}{target})"));
         rest = after;
     }
     plain + rest
@@ -522,11 +527,11 @@ mod tests {
     }
 
     #[test]
-    fn links_are_replaced_with_the_section() {
-        let text = "`[]` for none; see [change the driver](#change-the-driver), [a], [b](http://c)";
+    fn links_are_replaced_with_paths() {
+        let text = "`[]` for none; see [change the driver](#change-the-driver), [a], [b](http://c), [d](e.md#f)";
         assert_eq!(
             without_links(text),
-            "`[]` for none; see \"change the driver\" in docs/configuration.md, [a], [b](http://c)"
+            "`[]` for none; see change the driver (docs/configuration.md#change-the-driver), [a], [b](http://c), d (docs/e.md#f)"
         );
     }
 

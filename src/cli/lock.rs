@@ -222,7 +222,8 @@ async fn listed_digests(
         None => String::new(),
     };
     let listed = mirrors.digests(&*host.files, &packages, &output);
-    let failed = |error| Failure::caused(Exit::StepFailed, "unreadable", MESSAGE, error, None);
+    let hint = Some("download the package lists again, and run the command again");
+    let failed = |error| Failure::caused(Exit::StepFailed, "unreadable", MESSAGE, error, hint);
     Ok(by_package(backend, &packages, &listed.map_err(failed)?))
 }
 

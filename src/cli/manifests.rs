@@ -172,7 +172,13 @@ fn with_unknown_mig_devices(console: &mut Console<'_>, desired: &Desired, gpus: 
     };
     let mut node = Node::new(desired, offers, None);
     let unknown = "the MIG devices are unknown (run the command on the node after `install`)";
-    match plugin.mig_strategy {
+    let strategy = match desired.settings.cluster.gpu_allocation {
+        GpuAllocation::DevicePlugin => plugin.mig_strategy,
+        // The DRA driver offers MIG devices with each strategy.
+        GpuAllocation::Dra if desired.mig.is_some() => MigStrategy::Mixed,
+        GpuAllocation::Dra => MigStrategy::None,
+    };
+    match strategy {
         MigStrategy::None => {}
         MigStrategy::Single => {
             console.warn(&[format!("{unknown}, so the quotas count whole GPUs")]);
@@ -279,21 +285,27 @@ fn has_no_device_plugin(host: &Host) -> Result<(), Failure> {
              same GPUs twice"
         ),
         Some(
-            "remove the device plugin from the cluster, and run the command again; or remove `cluster.gpu-allocation` from the \
-             settings",
+            "remove the device plugin from the cluster, and run the command again (if no device plugin runs, restart the kubelet, which \
+             removes old sockets); or remove `cluster.gpu-allocation` from the settings",
         ),
     ))
 }
 
 /// Rejects a directory with a file for the other program that offers GPUs, because `kubectl apply` would create both.
 fn is_only_one(host: &Host, allocation: GpuAllocation, out: &Utf8Path) -> Result<(), Failure> {
-    let other = out.join(match allocation {
-        GpuAllocation::DevicePlugin => DRA_PLUGIN,
-        GpuAllocation::Dra => DEVICE_PLUGIN,
-    });
-    if !(host.files.exists(&other)).map_err(|error| unwritable(&other, error))? {
-        return Ok(());
+    let others: &[&str] = match allocation {
+        GpuAllocation::DevicePlugin => &[DRA_PLUGIN],
+        GpuAllocation::Dra => &[DEVICE_PLUGIN, MPS],
+    };
+    let mut found = None;
+    for other in others.iter().map(|name| out.join(name)) {
+        if (host.files.exists(&other)).map_err(|error| unwritable(&other, error))? {
+            found.get_or_insert(other);
+        }
     }
+    let Some(other) = found else {
+        return Ok(());
+    };
     let file = shell_word(&other);
     Err(Failure::new(
         Exit::Blocked,

@@ -308,7 +308,8 @@ pub(super) async fn target(
 /// Returns a warning if a run with a bundle needs a container image without a digest, which a bundle does not contain.
 pub(super) fn without_image(desired: &Desired) -> Option<String> {
     let validation = &desired.validation;
-    let image = (validation.image.as_ref()).filter(|_| validation.image_digest().is_none())?;
+    let is_missing = validation.image_digest().is_none() && steps::container::is_wanted(desired);
+    let image = validation.image.as_ref().filter(|_| is_missing)?;
     Some(format!(
         "the bundle does not contain the image `{image}`, which must be available on this machine or in a registry of its network, \
          because `validation.image` has no digest: set it to `{image}@sha256:DIGEST` before `gpu-bootstrap lock`"

@@ -548,7 +548,8 @@ settings! {
         /// drains it in Slurm. It must not return before all jobs have ended, and has the time limit
         /// `fleet.drain-timeout`. If it fails, `fleet.return-command` runs, and the upgrade does not start.
         pub leave_command: Option<Vec<String>>,
-        /// Program and arguments that return the node to service. Must succeed if the node is in service.
+        /// Program and arguments that return the node to service. Must succeed if the node is in service. Has the time limit
+        /// `fleet.drain-timeout`, but at least five minutes.
         pub return_command: Option<Vec<String>>,
         /// Processes that still use a GPU when the node is out of service: with `"block"`, the upgrade does not
         /// start, and lists them; with `"end"`, the reboot ends them. Programs that only manage or monitor GPUs, and

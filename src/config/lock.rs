@@ -31,6 +31,7 @@ use crate::{
         text::beginning,
         version::{DriverVersion, KernelVersion},
     },
+    tools::oci,
 };
 
 /// The version of the file format.
@@ -226,9 +227,9 @@ impl Lock {
             }
         }
         for (image, digest) in &self.images {
-            let hex = digest.strip_prefix("sha256:").unwrap_or_default();
-            if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-                let why = "the value is not a digest (`sha256:` and 64 hexadecimal digits)";
+            if !oci::is_digest(digest) {
+                let why =
+                    "the value is not a digest (`sha256:` and 64 lower-case hexadecimal digits)";
                 return wrong(image, digest, why);
             }
         }

@@ -359,15 +359,20 @@ impl Session {
                 Err(error) => words.push(format!("upgrade: failed to {}", one_line(&error))),
             }
         }
-        // The step of the module cannot know the reboot before the packages are installed.
+        // The step of the module detects the reboot only after the packages are installed.
         let is_replaced =
             |job: &Job| job.id == steps::DRIVER_PACKAGES && job.has(Outcome::WouldChange);
-        if jobs.iter().any(is_replaced)
-            && let Ok(Some(loaded)) = self.inner.state().loaded_driver()
-        {
-            words.push(format!(
-                "upgrade: reboot if the new driver differs from the loaded driver {loaded}"
-            ));
+        if jobs.iter().any(is_replaced) {
+            match self.inner.state().loaded_driver() {
+                Ok(Some(loaded)) => words.push(format!(
+                    "upgrade: reboot if the new driver differs from the loaded driver {loaded}"
+                )),
+                Ok(None) => {}
+                Err(error) => words.push(format!(
+                    "upgrade: a reboot may be required, because the loaded driver is unknown: {}",
+                    one_line(&error)
+                )),
+            }
         }
         if let Some(stays) = self.stays_in_service(jobs, receipt).await {
             words.push(format!("the upgrade would not start: {}", stays.step.why));

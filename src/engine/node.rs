@@ -65,15 +65,16 @@ impl Session {
         }
         let query = imex::state();
         let answer = self.tools.host.reader().query(&query).await;
-        match answer.and_then(|output| output.success(query.cmd())) {
-            Ok(output) => Some(output.stdout.trim().to_owned()),
-            Err(error) => {
-                let why = one_line(&error);
-                let note = format!("failed to query the state of the IMEX daemon: {why}");
-                self.tools.note(notes, note);
-                None
-            }
-        }
+        let why = match answer.and_then(|output| output.success(query.cmd())) {
+            Ok(output) => match output.stdout.trim().lines().next() {
+                Some(state) => return Some(state.to_owned()),
+                None => "no output".to_owned(),
+            },
+            Err(error) => one_line(&error),
+        };
+        let note = format!("failed to query the state of the IMEX daemon: {why}");
+        self.tools.note(notes, note);
+        None
     }
 
     /// Returns the duration of the installation that this run completed.

@@ -111,7 +111,7 @@ pub trait Joining: Send + Sync {
         &[]
     }
 
-    /// Returns the API server of the cluster, as a user knows it.
+    /// Returns the server of the cluster in the configuration of the user: the API server, or the server of an agent.
     fn endpoint<'a>(&'a self, membership: &'a Membership) -> &'a str {
         &membership.server
     }

@@ -17,7 +17,7 @@ use std::{
     io::{self, Read},
 };
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::RuntimeKind;
@@ -31,6 +31,9 @@ const IMAGES: &str = "manifest.json";
 
 /// The list of images in an OCI image layout.
 const INDEX: &str = "index.json";
+
+/// The file that makes an archive an OCI image layout. Without it, containerd reads [`IMAGES`] instead of [`INDEX`].
+const LAYOUT: &str = "oci-layout";
 
 /// The largest list or configuration that is read. Source: OCI Distribution Specification 1.1, "Pushing Manifests" (4 MiB).
 const LIMIT: u64 = 4 << 20;
@@ -65,12 +68,21 @@ impl ImageArchive {
         };
         let keeps_digest =
             (runtime.runtime().containers()).is_some_and(|one| one.loaded_name(image).is_none());
-        let id = match image.split_once('@') {
-            Some((_, digest)) if keeps_digest => digest,
-            _ => &self.id,
+        let expected = match image.split_once('@') {
+            Some((_, digest)) if keeps_digest => Expected::Manifest(digest),
+            _ => Expected::Id(&self.id),
         };
-        Ok(check(archive, image, id).err())
+        Ok(check(archive, image, expected).err())
     }
+}
+
+/// The digest that identifies the image in an archive.
+#[derive(Debug, Clone, Copy)]
+enum Expected<'a> {
+    /// The digest in the registry. containerd loads the image in the index.
+    Manifest(&'a str),
+    /// The image ID. The image with this ID gets its tag after loading.
+    Id(&'a str),
 }
 
 #[derive(Deserialize)]
@@ -87,30 +99,43 @@ struct Index {
 }
 
 #[derive(Deserialize)]
+struct Layout {
+    #[serde(rename = "imageLayoutVersion")]
+    version: String,
+}
+
+#[derive(Deserialize)]
 struct IndexedImage {
     digest: String,
     #[serde(default)]
     annotations: Option<BTreeMap<String, String>>,
 }
 
-/// Checks that an archive contains only this image: the blob with the digest `id`, and no names of other images, because loading
-/// would replace them.
-fn check(archive: impl Read, image: &str, id: &str) -> Result<(), String> {
+/// Checks that an archive contains only this image: the blob with the expected digest, and no names of other images, because
+/// loading would replace them.
+fn check(archive: impl Read, image: &str, expected: Expected<'_>) -> Result<(), String> {
+    let (Expected::Manifest(id) | Expected::Id(id)) = expected;
     let hex = id.strip_prefix("sha256:").unwrap_or_default();
     let blobs = [format!("blobs/sha256/{hex}"), format!("{hex}.json")];
-    let found = read(archive, &[IMAGES, INDEX, &blobs[0], &blobs[1]])
+    let found = read(archive, &[IMAGES, INDEX, LAYOUT, &blobs[0], &blobs[1]])
         .map_err(|error| format!("the archive cannot be read: {error}"))?;
     let images: Vec<SavedImage> = list(&found, IMAGES)?.unwrap_or_default();
     let index: Option<Index> = list(&found, INDEX)?;
+    let layout: Option<Layout> = list(&found, LAYOUT)?;
     let [saved] = &images[..] else {
         return Err(format!("the archive contains {} images", images.len()));
     };
     let indexed = index.map_or_else(Vec::new, |index| index.manifests);
-    let mut ids = vec![format!("sha256:{}", stem(&saved.configuration))];
-    ids.extend(indexed.iter().map(|one| one.digest.clone()));
+    let mut ids: Vec<String> = indexed.iter().map(|one| one.digest.clone()).collect();
+    if let Expected::Id(_) = expected {
+        ids.insert(0, format!("sha256:{}", stem(&saved.configuration)));
+    } else if layout.is_none_or(|layout| layout.version.is_empty()) {
+        return Err(format!("the archive has no `{LAYOUT}`"));
+    }
     if !ids.iter().any(|one| one == id) || indexed.len() > 1 {
         let ids = ids.join(", ");
-        return Err(format!("the archive contains `{ids}` instead of `{id}`").replace('\n', " "));
+        let ids = ids.escape_debug();
+        return Err(format!("the archive contains `{ids}` instead of `{id}`"));
     }
     let has_blob = (blobs.iter().filter_map(|blob| found.get(blob))).any(|one| sha256(one) == hex);
     if !has_blob {
@@ -126,7 +151,8 @@ fn check(archive: impl Read, image: &str, id: &str) -> Result<(), String> {
         .find(|name| !ours.contains(&Some(oci::full_name(name))))
     {
         Some(other) => Err(format!(
-            "the archive contains the name of another image, `{other}`"
+            "the archive contains the name of another image, `{}`",
+            other.escape_debug()
         )),
         None => Ok(()),
     }
@@ -149,21 +175,38 @@ fn list<T: DeserializeOwned>(
     (parsed.transpose()).map_err(|error| format!("`{name}` in the archive is invalid: {error}"))
 }
 
+/// The path of a file in an archive, without `.` components. Programs that load archives also resolve `..`, so it is rejected.
+fn path_of(bytes: &[u8]) -> io::Result<String> {
+    let invalid = |why: &str| {
+        let name = String::from_utf8_lossy(bytes).escape_debug().to_string();
+        io::Error::new(io::ErrorKind::InvalidData, format!("`{name}` {why}"))
+    };
+    let name = std::str::from_utf8(bytes).map_err(|_| invalid("is not UTF-8"))?;
+    let mut parts = Vec::new();
+    for component in Utf8Path::new(name).components() {
+        match component {
+            Utf8Component::Normal(part) => parts.push(part),
+            Utf8Component::CurDir => {}
+            _ => return Err(invalid("is not a path inside the archive")),
+        }
+    }
+    Ok(parts.join("/"))
+}
+
 /// Reads some small files of an archive.
 fn read(archive: impl Read, names: &[&str]) -> io::Result<BTreeMap<String, Vec<u8>>> {
     let mut found = BTreeMap::new();
     for entry in tar::Archive::new(archive).entries()? {
         let entry = entry?;
-        let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
-        let name = name.trim_start_matches("./");
-        if !names.contains(&name) {
+        let name = path_of(&entry.path_bytes())?;
+        if !names.contains(&&*name) {
             continue;
         }
         let mut content = Vec::new();
         let is_file = entry.header().entry_type() == tar::EntryType::Regular;
         entry.take(LIMIT + 1).read_to_end(&mut content)?;
         let is_whole = content.len() as u64 <= LIMIT;
-        if !is_file || !is_whole || found.insert(name.to_owned(), content).is_some() {
+        if !is_file || !is_whole || found.insert(name.clone(), content).is_some() {
             let why = format!("`{name}` is not one regular file of at most {LIMIT} bytes");
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
@@ -174,6 +217,8 @@ fn read(archive: impl Read, names: &[&str]) -> io::Result<BTreeMap<String, Vec<u
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    const VERSION: &[u8] = b"{\"imageLayoutVersion\":\"1.0.0\"}";
 
     const CONFIGURATION: &[u8] = b"{\"rootfs\":{}}";
 
@@ -219,7 +264,7 @@ pub(crate) mod tests {
         let registry = format!("blobs/{}", digest.replace(':', "/"));
         // Docker up to 24 and Podman.
         let old = packed(&[(&file, CONFIGURATION), (IMAGES, &saved(&file, "null"))]);
-        assert_eq!(check(&*old, image, &id), Ok(()));
+        assert_eq!(check(&*old, image, Expected::Id(&id)), Ok(()));
         // Docker since 25, whose index contains another manifest.
         let other = oci::digest(b"other");
         let index = indexed(&other, &oci::loaded_name(image).expect("a digest"));
@@ -228,21 +273,35 @@ pub(crate) mod tests {
             (INDEX, &index),
             (IMAGES, &saved(&blob, "[]")),
         ]);
-        assert_eq!(check(&*new, image, &id), Ok(()));
+        assert_eq!(check(&*new, image, Expected::Id(&id)), Ok(()));
         // containerd.
         let tags = format!("[\"{image}\"]");
         let index = indexed(&digest, image);
-        let containerd = packed(&[
+        let list = saved(&blob, &tags);
+        let files: Vec<(&str, &[u8])> = vec![
+            (LAYOUT, VERSION),
             (&registry, manifest),
             (&blob, CONFIGURATION),
             (INDEX, &index),
-            (IMAGES, &saved(&blob, &tags)),
-        ]);
-        assert_eq!(check(&*containerd, image, &digest), Ok(()));
+            (IMAGES, &list),
+        ];
+        let expected = Expected::Manifest(&digest);
+        assert_eq!(check(&*packed(&files), image, expected), Ok(()));
+        // Without this file, containerd loads the image in the other list.
+        let why = check(&*packed(&files[1..]), image, expected).expect_err("another format");
+        assert_eq!(why, "the archive has no `oci-layout`");
+        // The other list has the digest.
+        let (index, list) = (indexed(&other, image), saved(&registry, "null"));
+        let replaced: Vec<(&str, &[u8])> = vec![
+            (LAYOUT, VERSION),
+            (&registry, manifest),
+            (INDEX, &index),
+            (IMAGES, &list),
+        ];
         assert_eq!(
-            check(&*new, image, &digest),
+            check(&*packed(&replaced), image, expected),
             Err(format!(
-                "the archive contains `{id}, {other}` instead of `{digest}`"
+                "the archive contains `{other}` instead of `{digest}`"
             ))
         );
     }
@@ -264,13 +323,18 @@ pub(crate) mod tests {
             vec![(&**file, configuration), (IMAGES, list), (INDEX, pause)], "`registry.k8s.io/pause:3.9`";
             vec![(&**file, configuration), (IMAGES, list), (IMAGES, nginx)], "is not one regular file";
             vec![(&**file, configuration), (IMAGES, list), ("./manifest.json", nginx)], "is not one regular file";
+            vec![(&**file, configuration), (IMAGES, list), (".//./manifest.json", nginx)], "is not one regular file";
             vec![(&**file, configuration), (IMAGES, &*large)], "is not one regular file";
             vec![(&**file, configuration)], "contains 0 images";
             vec![(&**file, configuration), (IMAGES, &b"[]x"[..])], "`manifest.json` in the archive is invalid";
         } {
-            let why = check(&*packed(&files), image, id).expect_err(expected);
+            let why = check(&*packed(&files), image, Expected::Id(id)).expect_err(expected);
             assert!(why.contains(expected), "{why}");
         }
-        assert!(check(&b"no archive"[..], image, id).is_err());
+        assert!(check(&b"no archive"[..], image, Expected::Id(id)).is_err());
+        assert_eq!(path_of(b"./a//./b").expect("a path"), "a/b");
+        for outside in [&b"a/../manifest.json"[..], b"/manifest.json", b"\xff"] {
+            path_of(outside).expect_err("rejected");
+        }
     }
 }

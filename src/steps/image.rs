@@ -1,5 +1,5 @@
-//! `validation.image`: pulls the validation image into each runtime, or loads it from the bundle of the run. The pull starts as soon as the runtimes respond, in
-//! parallel with the build of the driver module. The validation itself also requires the loaded driver.
+//! `validation.image`: pulls the validation image into each runtime, or loads it from the bundle of the run. The pull starts as soon
+//! as the runtimes respond, in parallel with the build of the driver module. The validation itself also requires the loaded driver.
 
 use std::collections::BTreeMap;
 
@@ -108,9 +108,8 @@ fn decide(state: &ImageState, image: &str, desired: &Desired) -> Assessment {
             .collect();
         if !unbundled.is_empty() {
             let names = names(&unbundled);
-            let why = format!(
-                "the image `{image}` is not in {names}; the bundle lacks the image for {names}"
-            );
+            let why =
+                format!("the image `{image}` is neither in {names} nor in the bundle for {names}");
             return Assessment::blocked(why, BUNDLE_REMEDY);
         }
     }

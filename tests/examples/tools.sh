@@ -31,12 +31,14 @@ fi
         (cd / && CGO_ENABLED=0 GOBIN="$tools/bin" go install -trimpath "$module")
     done
     # `go install` rejects a module that replaces one of its dependencies, so build it in its directory.
-    opentofu=$(cd / && go mod download -json github.com/opentofu/opentofu@v1.12.6 | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+    opentofu=$(cd / && go mod download -json github.com/opentofu/opentofu@v1.12.6)
+    opentofu=$(printf '%s\n' "$opentofu" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
     (cd "$opentofu" && CGO_ENABLED=0 go build -trimpath -o "$tools/bin/tofu" ./cmd/tofu)
     (
         cd "$tools/download"
         # Only unpack these packages, because slurmd starts when it is installed.
-        required=$(apt-get -qs --no-install-recommends install lintian rpmlint cpio minisign | sed -n 's/^Inst \([^ ]*\) .*/\1/p')
+        planned=$(apt-get -qs --no-install-recommends install lintian rpmlint cpio minisign)
+        required=$(printf '%s\n' "$planned" | sed -n 's/^Inst \([^ ]*\) .*/\1/p')
         # shellcheck disable=SC2086 # A list of packages.
         apt-get -q download packer slurmd slurm-wlm-basic-plugins libhwloc15 $required
         for package in *.deb; do

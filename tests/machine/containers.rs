@@ -91,7 +91,7 @@ pub fn docker(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     };
     match args[..] {
         ["import", "--", archive, image] => {
-            assert!(exists(files, archive), "{archive} is not there");
+            assert!(exists(files, archive), "{archive} does not exist");
             put_image(files, image);
             ok("sha256:0\n")
         }

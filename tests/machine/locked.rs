@@ -415,6 +415,7 @@ fn validation_image_is_loaded_from_the_bundle() {
     let ran = second.run(&with(&["plan"]));
     assert_eq!(ran.exit, 0, "{}", told(&ran));
     let ran = second.run(&with(&["check", "--validate"]));
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
     let lines: Vec<String> = ran.commands.iter().map(Cmd::line).collect();
     assert!(
         lines.iter().any(|line| line.contains(&tag)),

@@ -3,8 +3,8 @@
 # commit and for exactly these architectures (x86_64, aarch64). Fails if a file is missing, or if the directory contains another one.
 # Changes neither the directory nor this machine. The case `release-installer` runs install.sh on machines.
 #
-# minisign signs and verifies a copy with a new key. lintian and rpmlint check the packages, whose files must be those of the archive
-# and of the repository. man reads the manual pages, bash the completions, and the binary the user-data templates. The SBOM is
+# minisign signs and verifies a copy with a new key. lintian and rpmlint check the packages, which must contain the files of the
+# archive and of the repository. man reads the manual pages, bash the completions, and the binary the user-data templates. The SBOM is
 # validated with the JSON schema of CycloneDX and compared with `cargo tree`. crane pushes the image to a local registry. Helm reads
 # the chart, whose objects are compared with the manifest and validated with the API schema of Kubernetes.
 #
@@ -44,6 +44,7 @@ emulator() {
         # shellcheck disable=SC2016
         mirror=$(apt-get indextargets --format '$(ORIGIN) $(SITE)' 'Created-By: Packages' |
             awk '$1 == "Debian" && $2 !~ /security/ { print $2; exit }')
+        [ -n "$mirror" ] || fail "the apt sources contain no mirror of Debian"
         rm -rf .cache/aarch64
         mkdir -p .cache/aarch64
         mmdebstrap --quiet --variant=extract --architectures=arm64,amd64 \
@@ -134,7 +135,8 @@ for architecture in "$@"; do
     output=$(start --version)
     [ "$output" = "gpu-bootstrap $version" ] || fail "unexpected output of --version: $output"
     # In emulation, /proc and /sys belong to this machine.
-    start facts --format json | check facts
+    start facts --format json >"$tree/facts"
+    check facts <"$tree/facts"
     output=$(start compat --gpu GH200 --cuda 12.8)
     echo "$output" | grep -q '^compatible: driver ' || fail "unexpected output of compat: $output"
     release/symbols.sh "$files/$name" 2.28
@@ -146,7 +148,6 @@ for architecture in "$@"; do
     rpm2cpio "$rpm" >"$tree/cpio"
     (cd "$tree/rpm" && cpio --extract --make-directories --quiet --no-absolute-filenames) <"$tree/cpio"
     check packages "$files" "$version" "$architecture" "$tree"
-    # A binary of another architecture has no library here, which lintian reports.
     unpacked lintian --no-cfg --allow-root --fail-on error,warning "$deb"
     unpacked rpmlint --strict --config release/rpmlint.toml "$rpm"
     for page in "$tree"/archive/docs/man/*; do

@@ -49,7 +49,7 @@ type Values = BTreeMap<String, String>;
 pub(super) struct Node {
     pub(super) plugin: DevicePluginSpec,
     pub(super) allocation: GpuAllocation,
-    /// Whether the DRA driver runs IMEX, which needs more of its programs than the GPU plugin.
+    /// Whether `fabric.imex` is `dra`. ComputeDomains need the Helm chart of the DRA driver.
     pub(super) has_compute_domains: bool,
     /// The resources of the device plugin or the device classes of the DRA driver, with the numbers of their devices.
     pub(super) offers: BTreeMap<String, usize>,

@@ -150,7 +150,10 @@ fn read_primary(
                 }
             }
             Event::Eof => {
-                let error = io::Error::new(ErrorKind::UnexpectedEof, "no end of `metadata`");
+                let error = io::Error::new(
+                    ErrorKind::UnexpectedEof,
+                    "no end of `metadata` within 1 GiB",
+                );
                 return Err(error.into());
             }
             _ => {}

@@ -25,7 +25,8 @@ done
 mkdir "$directory/release"
 released=$repository/target/release-files
 # Without a match, the pattern is the name of a file that does not exist.
-if cmp -s "$program" "$released"/gpu-bootstrap-*-linux-x86_64; then
+if cmp -s "$program" "$released"/gpu-bootstrap-*-linux-x86_64 &&
+    grep -qx "Commit: $(git -C "$repository" rev-parse HEAD)" "$released"/gpu-bootstrap-*.buildinfo; then
     cp "$released"/*-linux-x86_64.tar.gz "$released"/*_amd64.deb "$released"/*.x86_64.rpm "$released/install.sh" "$directory/release"
 else
     cp "$directory/gpu-bootstrap"[-_]"$1"[-_]* "$directory/release"
