@@ -211,7 +211,7 @@ mod tests {
         for missing in [Found::Missing, Found::NoRuntime] {
             state.insert(RuntimeKind::Podman, missing);
             let (why, hint) = decide(&state, &image, &desired).expect_blocked();
-            let lacks = "the bundle lacks the image for podman";
+            let lacks = "nor in the bundle for podman";
             assert!(why.ends_with(lacks), "{why}");
             assert!(hint.contains("bundle create"), "{hint}");
         }

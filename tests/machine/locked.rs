@@ -390,7 +390,7 @@ fn validation_image_is_loaded_from_the_bundle() {
     let ran = second.run(&with(&["install", "--bundle", BUNDLE]));
     assert_eq!(ran.exit, 5, "{}", told(&ran));
     let said: Vec<&str> = ran.err.split_whitespace().collect();
-    let lacks = "the bundle lacks the image for docker";
+    let lacks = "nor in the bundle for docker";
     assert!(said.join(" ").contains(lacks), "{}", told(&ran));
     assert!(gpu_bootstrap::host::fake::diff(&before, &second.snapshot()).is_empty());
     second.fakes.files.take(&format!("{BUNDLE}/bundle.toml"));
