@@ -169,6 +169,11 @@ fn every_example_is_linked_and_validated() {
         .map(|path| std::fs::read_to_string(path).expect("a page"))
         .collect();
     let validators = document("tests/examples/run.sh") + &document("tests/cli.rs");
+    let is_comment = |line: &&str| line.trim_start().starts_with(['#', '/']);
+    let validators: Vec<&str> = (validators.lines())
+        .filter(|line| !is_comment(line))
+        .collect();
+    let validators = validators.join("\n");
     let directories: Vec<_> = read("examples").filter(|path| path.is_dir()).collect();
     assert!(directories.len() > 10, "{directories:?}");
     for directory in directories {

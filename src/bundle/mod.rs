@@ -5,8 +5,8 @@
 //! program, and [`MANIFEST`] with the digest of each file.
 //! A run with a bundle uses the configuration of the machine, but its commands read the copies ([`Bundle::redirect`]). The source
 //! files of the machine are not changed, so there is nothing to undo. Packages are verified with the keys of the machine,
-//! and downloaded keys by their fingerprints: a bundle is not trusted more than a download. Exception: an
-//! image of Docker or Podman is identified by the image ID in the manifest of the bundle, so this manifest is trusted.
+//! and downloaded keys by their fingerprints: a bundle is not trusted more than a download. Exception: a
+//! Docker or Podman image is identified by the image ID in the manifest of the bundle, so this manifest is trusted.
 //!
 //! Each package manager implements `tools::packages::mirrors::Mirrors`.
 

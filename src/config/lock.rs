@@ -26,7 +26,7 @@ use crate::{
         Facts,
         detection::{carries_driver, is_driver_part},
     },
-    host::digest::sha256,
+    host::digest::{is_sha256, sha256},
     model::{
         text::beginning,
         version::{DriverVersion, KernelVersion},
@@ -219,9 +219,8 @@ impl Lock {
                 return wrong(name, version, "the value is not a package version");
             }
         }
-        let is_hex = |c: char| matches!(c, '0'..='9' | 'a'..='f');
         for (name, digest) in &self.digests {
-            if digest.len() != 64 || !digest.chars().all(is_hex) {
+            if !is_sha256(digest) {
                 let why = "the digest is not `sha256:` and 64 lower-case hexadecimal digits";
                 return wrong(name, digest, why);
             }

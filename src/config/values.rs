@@ -16,7 +16,7 @@ use crate::{
         version::Branch,
     },
     sharing,
-    tools::oci::Address,
+    tools::oci::{Address, is_digest},
 };
 
 /// The schema keyword for secret values. They are removed from everything that leaves the process, see
@@ -126,8 +126,7 @@ checked_text!(
 checked_text!(
     /// The digest of the public key of a cluster CA, as printed by kubeadm.
     CaHash,
-    |text| (text.strip_prefix("sha256:")).is_some_and(|digest| digest.len() == 64
-        && digest.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))),
+    is_digest,
     "`sha256:` and 64 lower-case hexadecimal digits",
     "^sha256:[0-9a-f]{64}$"
 );

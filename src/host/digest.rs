@@ -72,6 +72,12 @@ pub fn sha256(content: &[u8]) -> String {
     hex(&Sha256::digest(content))
 }
 
+/// Whether a text is a SHA-256 in lower-case hex.
+pub fn is_sha256(text: &str) -> bool {
+    let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    text.len() == 64 && text.bytes().all(is_hex)
+}
+
 /// Bytes in lower-case hex.
 pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;

@@ -12,7 +12,10 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::{host::digest::sha256, model::secret::Secret};
+use crate::{
+    host::digest::{is_sha256, sha256},
+    model::secret::Secret,
+};
 
 /// The URL scheme of a repository.
 pub const SCHEME: &str = "oci://";
@@ -52,8 +55,7 @@ pub fn full_name(image: &str) -> String {
 
 /// Whether a text is the digest of a blob: `sha256:` and 64 lower-case hexadecimal digits.
 pub fn is_digest(text: &str) -> bool {
-    let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    (text.strip_prefix("sha256:")).is_some_and(|hex| hex.len() == 64 && hex.bytes().all(is_hex))
+    text.strip_prefix("sha256:").is_some_and(is_sha256)
 }
 
 /// Returns the tag of an image in a runtime that does not know its digest in the registry, because the image was loaded from an

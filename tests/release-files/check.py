@@ -102,7 +102,7 @@ def as_in_archive(path):
 
 
 def package(root, archive, own, without):
-    """Compares the files of an unpacked package with those of the archive: `own` are the additional ones."""
+    """Compares the files of an unpacked package with the archive: `own` are the additional ones."""
     found = {}
     for path, content in tree(root).items():
         if path in own:
@@ -260,7 +260,7 @@ def user_data(directory, version, architecture, unpacked, runner):
     url = information(directory / f"gpu-bootstrap-{version}.buildinfo").get("Release-Url")
     digest = sha256(directory / name)
 
-    # The packed templates are those of the repository. Those of a published release have the URL and the digest, except in comments.
+    # The packed templates come from the repository. In a published release, they have the URL and the digest, except in comments.
     expected = {}
     for path, (content, _) in repository("cloud-init").items():
         if pathlib.Path(path).name in ("README.md", "form.toml", "values.toml"):
@@ -314,6 +314,12 @@ def sbom(binary, architecture, tree_file):
         package, license_expression = line.removesuffix(" (*)").split("|")
         expected[" ".join(package.split(" ")[:2])] = re.sub(r"\s*/\s*", " OR ", license_expression)
     same(found, expected, "crates and licenses")
+    # `cargo tree` has also created the list, so compare it with the lock file: it must not contain crates that only tests use.
+    locked = tomllib.loads(pathlib.Path("Cargo.lock").read_text(encoding="utf-8"))["package"]
+    names = {one.split(" ")[0] for one in found}
+    assert set(found) <= {f"{one['name']} v{one['version']}" for one in locked}
+    assert {"tokio", "serde", "gpu-compat"} <= names, names
+    assert not {"insta", "proptest", "gpu-bootstrap-vm"} & names, names
     # References that do not exist.
     references = {one["bom-ref"] for one in [program, *document["components"]]}
     for one in document["dependencies"]:

@@ -11,6 +11,7 @@ use crate::{
     },
     compat::matrix::{InstanceDriver, InstanceType, Matrix},
     exit::Exit,
+    host::digest::is_sha256,
     joins::agents::{Agent, NO_VERSION},
     model::{pattern, text::nearest},
 };
@@ -251,7 +252,7 @@ fn unlike(row: &FormValue, value: &str) -> Option<&'static str> {
             "the URL must start with `https://`",
         ),
         ValueKind::Sha256 => (
-            is_digest(value),
+            is_sha256(value),
             "not a SHA-256 digest, which has 64 digits of 0-9 and a-f",
         ),
         ValueKind::Certificate => (
@@ -346,11 +347,6 @@ fn numbers(text: &str) -> Option<usize> {
 
 pub(super) fn is_plain(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || "-_.:/+=,?&%~[]".contains(letter)
-}
-
-fn is_digest(text: &str) -> bool {
-    let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    text.len() == 64 && text.bytes().all(is_hex)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 #!/usr/bin/perl
 # Runs a command of the product repeatedly and kills it with SIGKILL right after a journal record, each time after
-# another one, until a run exits with the status of `--until STATUS`, by default 0. A record is identified by its kind
-# and its change. If a later run writes the same record again, it is not killed there, so each run gets at least one
+# another one, until a run exits with the status of `--until STATUS`, by default 0, or with one of several, as in
+# `--until 6,8`. A record is identified by its kind and its change. If a later run writes the same record again, it is not killed there, so each run gets at least one
 # record further. The kernel notifies the killer of each journal write (inotify). Killer and run share one CPU, on which
 # the killer has the higher priority, so the run cannot write its next record unnoticed. If it still does, more than one
 # missed record in ten is an error. `--check PROGRAM` runs a program after each kill, which must succeed.
@@ -68,7 +68,7 @@ RUN: while (1) {
         if (waitpid($pid, WNOHANG) == $pid) {
             undef $pid;
             my $status = $? >> 8;
-            if ($? != $option{until} << 8) {
+            if ($? & 255 || !grep { $_ == $status } split /,/, $option{until}) {
                 system("tail", "-n", "40", $log);
                 die "an uninterrupted run exited with status $status\n";
             }

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Part of the test harness: builds the release packages of a program in several versions, with the files in release/ of the
 # repository: release-packages.sh REPOSITORY PROGRAM DIRECTORY VERSION... Also writes install.sh with its files to
-# DIRECTORY/release: those of `make release` if it built the program, otherwise those of the first version.
+# DIRECTORY/release: from `make release` if it built the program, otherwise from the first version.
 set -eu
 repository=$1
 program=$2

@@ -1,6 +1,6 @@
 //! The packages of a release, built from the program of this run with the packaging files of the release, in two versions. The
-//! files in the packages are the same; only the version differs. Also the files that `install.sh` needs: those of `make release`
-//! if the program is from there, otherwise those of the first version.
+//! files in the packages are the same; only the version differs. Also the files that `install.sh` needs, from `make release`
+//! if it built the program, otherwise from the first version.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ const VERSIONS: [&str; 2] = ["0.0.1", "99.0.0"];
 /// The directory of the packages in a machine.
 const INSIDE: &str = "/usr/lib/testbed/packages";
 
-/// The directory of the files for `install.sh`, on the host below that of the packages, and in a machine.
+/// The directory of the files for `install.sh`, on the host below the packages, and in a machine.
 const FILES: &str = "release";
 const FILES_INSIDE: &str = "/usr/lib/testbed/release";
 
