@@ -9,18 +9,21 @@
 //! unknown. Therefore the metadata is copied, and the query reads the copies.
 //!
 //! `repoquery` does not print digests: since 4.15 it has a list of permitted tags (`ALLOWED_QUERY_TAGS` in
-//! `dnf/cli/commands/repoquery.py`). Therefore they are read from the list `primary.xml` in the cache, if it is uncompressed or
-//! compressed with gzip. Packages of other repositories have no digest, which `lock` reports.
+//! `dnf/cli/commands/repoquery.py`). Therefore they are read from the list `primary.xml` in the cache. In 2026, AlmaLinux compresses
+//! it with gzip, EPEL 8 and 9 with xz, and Docker and EPEL 10 with zstd. The dnf of Enterprise Linux cannot read the chunked form
+//! (`bcond_with zchunk` in `librepo.spec`). Packages in other lists have no digest, which `lock` reports.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::{self, BufRead, BufReader, ErrorKind},
+    io::{self, BufRead, BufReader, ErrorKind, Read},
     time::Duration,
 };
 
 use camino::{Utf8Path, Utf8PathBuf};
 use flate2::read::MultiGzDecoder;
+use lzma_rust2::XzReader;
 use quick_xml::{XmlVersion, events::Event, reader::Reader};
+use ruzstd::decoding::StreamingDecoder;
 
 use super::{CACHE, Dnf, commands, offers, sources};
 use crate::{
@@ -88,6 +91,20 @@ fn is_cache(name: &str) -> bool {
     name.rsplit_once('-').is_some_and(|(_, hash)| {
         hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
     })
+}
+
+/// Returns the uncompressed content of a `primary.xml`, or `None` if this is another file. createrepo_c writes one zstd frame.
+fn primary<'c>(name: &str, content: &'c [u8]) -> io::Result<Option<Box<dyn Read + 'c>>> {
+    let Some((_, compression)) = name.split_once("primary.xml") else {
+        return Ok(None);
+    };
+    Ok(Some(match compression {
+        "" => Box::new(content),
+        ".gz" => Box::new(MultiGzDecoder::new(content)),
+        ".xz" => Box::new(XzReader::new(content, true)),
+        ".zst" => Box::new(StreamingDecoder::new(content).map_err(io::Error::other)?),
+        _ => return Ok(None),
+    }))
 }
 
 /// Returns the digests of packages with these IDs in a `primary.xml`. createrepo_c writes name, architecture, version and digest
@@ -355,27 +372,24 @@ impl Mirrors for DnfMirrors {
         for name in files.list(cache)?.iter().filter(|name| is_cache(name)) {
             let directory = cache.join(name).join("repodata");
             for list in files.list(&directory)? {
-                let is_compressed = list.ends_with("primary.xml.gz");
-                if !is_compressed && !list.ends_with("primary.xml") {
+                let path = directory.join(&list);
+                let failed = |source| FilesError::Io {
+                    verb: "read",
+                    path: path.clone(),
+                    source,
+                    disk: None,
+                };
+                if !list.contains("primary.xml") {
                     continue;
                 }
-                let path = directory.join(list);
                 let Some(content) = files.read(&path)? else {
                     continue;
                 };
-                let read = match is_compressed {
-                    true => {
-                        let list = BufReader::new(MultiGzDecoder::new(&*content));
-                        read_primary(list, &ids)
-                    }
-                    false => read_primary(&*content, &ids),
-                };
-                found.extend(read.map_err(|error| FilesError::Io {
-                    verb: "read",
-                    path,
-                    source: io::Error::new(ErrorKind::InvalidData, error.to_string()),
-                    disk: None,
-                })?);
+                if let Some(primary) = primary(&list, &content).map_err(failed)? {
+                    let read = read_primary(BufReader::new(primary), &ids);
+                    let read = read.map_err(|error| io::Error::new(ErrorKind::InvalidData, error));
+                    found.extend(read.map_err(failed)?);
+                }
             }
         }
         Ok(found)
@@ -511,36 +525,41 @@ excludepkgs=kernel*
         assert_eq!(found[1].download.file, "gcc-11-1.x86_64.rpm");
     }
 
-    /// Output of createrepo_c 0.17, shortened, and the same on one line.
+    /// The list is output of createrepo_c 0.17, shortened. It was compressed with gzip 1.12, xz 5.4 and zstd 1.5, the last two with
+    /// a checksum.
     #[test]
     fn digests_are_read_from_the_primary_list() {
-        let package = |name: &str, arch: &str, epoch: &str, digest: &str| {
-            format!(
-                "<package type=\"rpm\">\n  <name>{name}</name>\n  <arch>{arch}</arch>\n  \
-                 <version epoch=\"{epoch}\" ver=\"1.2\" rel=\"1.el9\"/>\n  \
-                 <checksum type=\"sha256\" pkgid=\"YES\">{digest}</checksum>\n  <summary>a &lt;b&gt;</summary>\n  \
-                 <format>\n<rpm:entry name=\"x\" ver=\"7\"/></format>\n</package>\n"
-            )
-        };
-        let text = format!(
-            "<?xml version=\"1.0\"?>\n<metadata packages=\"4\">\n{}{}{}{}</metadata>",
-            package("runc", "x86_64", "4", "AA"),
-            package("gcc", "i686", "0", "bb"),
-            package("gcc", "x86_64", "0", "cc"),
-            package("bash", "x86_64", "0", "dd"),
-        );
         let packages = ["runc", "gcc", "gcc.i686"].map(|id| (id.to_owned(), String::new()));
-        for text in [text.replace('\n', ""), text] {
-            let mut archive =
-                flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-            std::io::Write::write_all(&mut archive, text.as_bytes()).unwrap();
+        let text = include_str!("fixtures/primary.xml");
+        let line = text.replace('\n', "");
+        let lists: [(&str, &[u8]); 5] = [
+            ("00-primary.xml", text.as_bytes()),
+            ("01-primary.xml", line.as_bytes()),
+            (
+                "02-primary.xml.gz",
+                include_bytes!("fixtures/primary.xml.gz"),
+            ),
+            (
+                "03-primary.xml.xz",
+                include_bytes!("fixtures/primary.xml.xz"),
+            ),
+            (
+                "04-primary.xml.zst",
+                include_bytes!("fixtures/primary.xml.zst"),
+            ),
+        ];
+        for (name, content) in lists {
             let (host, fakes) = fake::host();
             let directory = format!("{CACHE}/baseos-0123456789abcdef/repodata");
-            let path = format!("{directory}/00-primary.xml.gz");
-            fakes.files.put(&path, archive.finish().unwrap());
-            fakes
-                .files
-                .put(&format!("{directory}/00-filelists.xml.gz"), "x");
+            fakes.files.put(&format!("{directory}/{name}"), content);
+            let others = [
+                "00-filelists.xml.gz",
+                "00-primary.sqlite.xz",
+                "00-primary.xml.zck",
+            ];
+            for other in others {
+                fakes.files.put(&format!("{directory}/{other}"), "x");
+            }
             fakes.files.put(&format!("{CACHE}/baseos.solv"), "x");
             let found = DnfMirrors.digests(&*host.files, &packages, "").unwrap();
             let found: Vec<[&str; 3]> = (found.iter())
@@ -552,17 +571,31 @@ excludepkgs=kernel*
                     ["runc", "4:1.2-1.el9", "aa"],
                     ["gcc.i686", "1.2-1.el9", "bb"],
                     ["gcc", "1.2-1.el9", "cc"]
-                ]
+                ],
+                "{name}"
             );
         }
     }
 
     #[test]
-    fn incomplete_primary_list_is_an_error() {
-        let (host, fakes) = fake::host();
-        let path = format!("{CACHE}/baseos-0123456789abcdef/repodata/00-primary.xml");
-        for text in ["<metadata><package>", "<metadata><name></arch></metadata>"] {
-            fakes.files.put(&path, text);
+    fn damaged_primary_list_is_an_error() {
+        let gzip: &[u8] = include_bytes!("fixtures/primary.xml.gz");
+        let xz: &[u8] = include_bytes!("fixtures/primary.xml.xz");
+        let zstd: &[u8] = include_bytes!("fixtures/primary.xml.zst");
+        let lists: [(&str, &[u8]); 8] = [
+            ("primary.xml", b"<metadata><package>"),
+            ("primary.xml", b"<metadata><name></arch></metadata>"),
+            ("primary.xml.gz", &gzip[..gzip.len() / 2]),
+            ("primary.xml.xz", &xz[..xz.len() / 2]),
+            ("primary.xml.zst", &zstd[..zstd.len() / 2]),
+            ("primary.xml.gz", b"x"),
+            ("primary.xml.xz", b"x"),
+            ("primary.xml.zst", b"x"),
+        ];
+        for (name, content) in lists {
+            let (host, fakes) = fake::host();
+            let path = format!("{CACHE}/baseos-0123456789abcdef/repodata/00-{name}");
+            fakes.files.put(&path, content);
             let error = DnfMirrors.digests(&*host.files, &[], "").unwrap_err();
             assert_eq!(error.to_string(), format!("read `{path}`"));
             assert!(std::error::Error::source(&error).is_some());

@@ -8,7 +8,8 @@ sign_packages() { # key, directory
         xargs -0 -r rpmsign --define "__gpg $(command -v gpg)" --define "_gpg_name $1" --define '_gpg_digest_algo sha256' --addsign >/dev/null
 }
 index() { # directory, key of the metadata
-    createrepo_c --quiet --no-database "$1"
+    # As EPEL 8 and 9.
+    createrepo_c --quiet --no-database --general-compress-type=xz "$1"
     if [ -s "$WORK/modules.yaml" ]; then
         modifyrepo_c --mdtype=modules "$WORK/modules.yaml" "$1/repodata" >/dev/null
     fi
