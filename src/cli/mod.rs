@@ -179,6 +179,9 @@ mod tests {
                     directories.push(path);
                     continue;
                 }
+                if path.extension().is_none_or(|extension| extension != "rs") {
+                    continue;
+                }
                 let text = fs::read_to_string(&path).unwrap();
                 let production = text.split("#[cfg(test)]").next().unwrap_or_default();
                 let production = production.replace("use_stderr()", "");
