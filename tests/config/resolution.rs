@@ -747,7 +747,12 @@ fn rdma_packages_need_the_repositories_of_the_driver() {
         ("debian", "12", "nvidia", &[]),
         ("almalinux", "9.8", "nvidia", &["nvidia-fs-dkms"]),
         ("almalinux", "9.8", "distribution", &[]),
-        ("amzn", "2023", "nvidia", &["gdrcopy-kmod", "nvidia-fs-dkms"]),
+        (
+            "amzn",
+            "2023",
+            "nvidia",
+            &["gdrcopy-kmod", "nvidia-fs-dkms"],
+        ),
     ] {
         let text = format!(
             "driver.source = \"{source}\"\nrdma.modules = [\"nvidia-fs\", \"efa\", \"gdrdrv\"]\n"
