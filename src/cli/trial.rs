@@ -808,6 +808,7 @@ fn groups(desired: &Desired) -> Vec<PackageGroup<'_>> {
             Purpose::Runtime(spec) => spec.kind.name(),
             Purpose::Toolkit => "toolkit",
             Purpose::Dcgm => "dcgm",
+            Purpose::Rdma => "rdma",
             Purpose::Cluster => "cluster",
             Purpose::Holds => "holds",
         };

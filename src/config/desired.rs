@@ -19,7 +19,7 @@ use crate::model::{
 use crate::tools::{packages::Backend, prebuilt::Trust};
 
 pub use crate::{
-    config::choices::{ConditionMeaning, Existing, GpuProcesses, Restart},
+    config::choices::{ConditionMeaning, Existing, GpuProcesses, RdmaModule, Restart},
     config::kernel::{KernelSpec, ModuleMethod},
     joins::{ClusterSpec, Discovery, JoinKind, JoinMethod, NodeSpec},
     model::packages::{PackageSpec, Pin, Repository},
@@ -75,6 +75,9 @@ pub struct Desired {
     /// Data Center GPU Manager.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dcgm: Option<DcgmSpec>,
+    /// The packages of kernel modules for RDMA.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rdma: Vec<RdmaSpec>,
     /// Container Device Interface.
     pub cdi: Option<Cdi>,
     /// The validation of the GPUs, in containers or on the host.
@@ -125,6 +128,8 @@ pub enum Purpose<'d> {
     Toolkit,
     /// DCGM and its exporter.
     Dcgm,
+    /// A kernel module for RDMA.
+    Rdma,
     /// The packages of a cluster node.
     Cluster,
     /// Packages that holds depend on.
@@ -143,6 +148,7 @@ impl Desired {
             runtime_restart: _,
             toolkit,
             dcgm,
+            rdma,
             persistence: _,
             mig: _,
             // A kernel that is no longer configured is kept, because the machine may run it.
@@ -170,6 +176,7 @@ impl Desired {
         groups.extend((runtimes.iter()).map(|one| (Purpose::Runtime(one), &*one.packages)));
         groups.extend(toolkit.iter().map(|one| (Purpose::Toolkit, &*one.packages)));
         groups.extend(dcgm.iter().map(|one| (Purpose::Dcgm, &*one.packages)));
+        groups.extend(rdma.iter().map(|one| (Purpose::Rdma, &*one.packages)));
         groups.extend(cluster.iter().map(|one| (Purpose::Cluster, &*one.packages)));
         groups.retain(|(_, packages)| !packages.is_empty());
         // If nothing is required, nothing is held.
@@ -471,6 +478,14 @@ pub struct DcgmSpec {
     pub packages: Vec<PackageSpec>,
     /// The port of the exporter. `None` if it is not configured.
     pub exporter_port: Option<u16>,
+}
+
+/// A kernel module for RDMA and its packages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RdmaSpec {
+    pub module: RdmaModule,
+    pub packages: Vec<PackageSpec>,
 }
 
 /// The MIG layout.

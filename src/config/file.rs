@@ -297,9 +297,11 @@ settings! {
     /// RDMA with GPU memory.
     RdmaConfig {
         /// Kernel modules to load now and at every boot: `"efa"`, `"nvidia-peermem"`, `"gdrdrv"`, `"nvidia-fs"`. They are loaded
-        /// in this order. `"nvidia-peermem"` is part of the driver packages, needs DOCA-OFED installed before the driver, and
-        /// must have the version of the driver. The others must already be installed: gpu-bootstrap does not install them. With
-        /// open driver modules on Linux 5.12 or later, most programs use DMA-BUF and need none of them.
+        /// in this order. The packages of `"nvidia-fs"` and `"gdrdrv"` are installed and held on systems whose repositories have
+        /// them, after the driver, because they are compiled for it. See [RDMA](#rdma). `"nvidia-peermem"` is part of the driver
+        /// packages, needs DOCA-OFED installed before the driver, and must have the version of the driver. A module without a
+        /// package must already be installed. With open driver modules on Linux 5.12 or later, most programs use DMA-BUF and need
+        /// none of them.
         pub modules: Vec<RdmaModule> = Vec::new(),
     }
 }

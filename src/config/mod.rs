@@ -23,6 +23,7 @@ mod mig;
 pub mod network;
 mod no_effect;
 pub mod profile;
+mod rdma;
 pub mod reference;
 mod repositories;
 pub mod resolve;

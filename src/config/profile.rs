@@ -17,7 +17,7 @@ use crate::{
 };
 
 pub use crate::config::rows::{
-    At, DcgmRow, DriverRow, FabricRow, PackageRow, RefusedRelease, RuntimeRow, ToolkitRow,
+    At, DcgmRow, DriverRow, FabricRow, PackageRow, RdmaRow, RefusedRelease, RuntimeRow, ToolkitRow,
 };
 
 /// The schema version of profile files.
@@ -83,6 +83,9 @@ pub struct Profile {
     /// Package sets of DCGM.
     #[serde(default)]
     pub dcgm: Vec<DcgmRow>,
+    /// Package sets of kernel modules for RDMA.
+    #[serde(default)]
+    pub rdma: Vec<RdmaRow>,
 }
 
 /// Archives with packages that fit only one distribution and its derivatives.
@@ -489,6 +492,9 @@ impl Profile {
                 served(&row.repositories, &row.releases)?;
             }
             for row in &self.dcgm {
+                served(&row.repositories, &row.releases)?;
+            }
+            for row in &self.rdma {
                 served(&row.repositories, &row.releases)?;
             }
             served(

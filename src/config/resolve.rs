@@ -23,6 +23,7 @@ use crate::{
         mig::mig,
         no_effect::{self, NoEffectInputs},
         profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
+        rdma,
         repositories::{Needed, RepositoryInputs},
         sharing,
         sources::{Provenance, SettingSources},
@@ -235,6 +236,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         }
         chosen => (chosen?, None),
     };
+    let rdma = rdma::choose(profile, release, &config.rdma.modules, driver.as_ref());
     let by_cdi = runtimes.iter().find(|row| row.kind.daemon().is_none());
     if let (Some(_), Some(row)) = (&driver, by_cdi) {
         cdi_reaches(inputs, row.kind, with_toolkit, cdi.is_some())?;
@@ -260,6 +262,10 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         });
     }
     needed.extend(dcgm.iter().map(|(spec, row)| Needed {
+        repositories: &row.repositories,
+        packages: spec.packages.iter().map(|one| one.name.clone()).collect(),
+    }));
+    needed.extend(rdma.iter().map(|(spec, row)| Needed {
         repositories: &row.repositories,
         packages: spec.packages.iter().map(|one| one.name.clone()).collect(),
     }));
@@ -320,6 +326,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         }
     });
     let dcgm = dcgm.map(|(spec, _)| spec);
+    let rdma = rdma.into_iter().map(|(spec, _)| spec).collect();
     let (driver, pin) = driver.map_or((None, None), |chosen| (Some(chosen.spec), chosen.pin));
     let mut desired = Desired {
         profile: profile.name.clone(),
@@ -357,6 +364,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
                 .filter(|_| !config.driver.allow_vulnerable.unwrap_or(false)),
         }),
         dcgm,
+        rdma,
         cdi,
         validation,
         hold: hold(profile, &config),
@@ -389,6 +397,11 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     warnings.extend((desired.driver.iter()).flat_map(|driver| driver.warnings.iter().cloned()));
     warnings.extend(toolkit_lacks);
     warnings.extend(without_dcgm);
+    warnings.extend(rdma::replaceable(
+        &config.rdma.modules,
+        desired.driver.as_ref(),
+        &placeholders.kernels,
+    ));
     warnings.extend(no_effect::warnings(&NoEffectInputs {
         config: &config,
         layers: inputs.layers,

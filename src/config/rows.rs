@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::{
     compat::matrix::Fabric,
-    config::{desired::RuntimeKind, values::Build},
+    config::{choices::RdmaModule, desired::RuntimeKind, values::Build},
     model::{
         gpu::Flavor,
         version::{Branch, DriverVersion},
@@ -194,6 +194,24 @@ pub struct DcgmRow {
     /// The package of its exporter. `None` if its name is unknown for this system.
     pub exporter: Option<String>,
     /// Repositories needed.
+    pub repositories: Vec<String>,
+    /// The source of this entry and its reliability.
+    #[serde(rename = "facts")]
+    pub citation: String,
+}
+
+/// Packages of a kernel module for RDMA.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct RdmaRow {
+    /// The module that the packages contain.
+    pub module: RdmaModule,
+    /// The `version-id` values of the releases.
+    pub releases: Vec<String>,
+    /// Packages.
+    pub packages: Vec<String>,
+    /// Repositories needed. The driver must come from the same repositories, because the module is compiled for it. Empty if
+    /// every machine has the packages in its configured repositories.
     pub repositories: Vec<String>,
     /// The source of this entry and its reliability.
     #[serde(rename = "facts")]

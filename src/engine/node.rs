@@ -156,9 +156,11 @@ async fn packages(state: &State, desired: &Desired) -> Result<Vec<NodePackage>, 
             Purpose::Runtime(_) => NodePart::Runtime,
             Purpose::Toolkit => NodePart::Toolkit,
             Purpose::Cluster => NodePart::Cluster,
-            Purpose::Headers | Purpose::ContainerModules | Purpose::Dcgm | Purpose::Holds => {
-                return None;
-            }
+            Purpose::Headers
+            | Purpose::ContainerModules
+            | Purpose::Dcgm
+            | Purpose::Rdma
+            | Purpose::Holds => return None,
         };
         let found = specs.iter().find_map(|spec| {
             (database.iter()).find(|package| package.id == spec.name && package.is_installed())

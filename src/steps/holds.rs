@@ -1,8 +1,8 @@
 //! `packages.hold`: background upgrades must not change driver, libraries and runtime separately.
 
 use super::{
-    DCGM_PACKAGES, DRIVER_PACKAGES, HEADERS, PACKAGES_HOLD, PACKAGES_LOCK, TOOLKIT_PACKAGES,
-    installed_runtimes, messages, packages, specs::InstalledPackages,
+    DCGM_PACKAGES, DRIVER_PACKAGES, HEADERS, PACKAGES_HOLD, PACKAGES_LOCK, RDMA_PACKAGES,
+    TOOLKIT_PACKAGES, installed_runtimes, messages, packages, specs::InstalledPackages,
 };
 use crate::{
     change::{Change, Lock},
@@ -21,6 +21,7 @@ pub(super) fn step() -> Step {
             DRIVER_PACKAGES,
             TOOLKIT_PACKAGES,
             DCGM_PACKAGES,
+            RDMA_PACKAGES,
             PACKAGES_LOCK,
         ])
         .locks([Lock::Packages])
@@ -77,7 +78,11 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
         .is_some_and(|driver| driver.existing == Existing::Keep);
     let expects = (desired.package_groups().iter()).any(|(purpose, _)| match purpose {
         Purpose::Driver | Purpose::Headers | Purpose::ContainerModules => !adopts,
-        Purpose::Runtime(_) | Purpose::Toolkit | Purpose::Dcgm | Purpose::Cluster => true,
+        Purpose::Runtime(_)
+        | Purpose::Toolkit
+        | Purpose::Dcgm
+        | Purpose::Rdma
+        | Purpose::Cluster => true,
         Purpose::Holds => false,
     });
     if matching.is_empty() && !hold.patterns.is_empty() && expects {

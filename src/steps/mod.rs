@@ -99,6 +99,8 @@ pub const DRIVER_PERSISTENCE: StepId = StepId::new("driver.persistence");
 pub const DRIVER_FABRIC: StepId = StepId::new("driver.fabric");
 /// Who runs IMEX on a node of a rack.
 pub const FABRIC_IMEX: StepId = StepId::new("fabric.imex");
+/// The packages of kernel modules for RDMA.
+pub const RDMA_PACKAGES: StepId = StepId::new("rdma.packages");
 /// Kernel modules for RDMA with GPU memory.
 pub const RDMA_MODULES: StepId = StepId::new("rdma.modules");
 /// Device nodes and their symlinks.
@@ -214,6 +216,7 @@ pub fn all() -> Vec<Step> {
     all.extend([
         toolkit::step(),
         dcgm::packages_step(),
+        rdma::packages_step(),
         cluster::packages::step(),
         lock::step(),
         holds::step(),
@@ -222,7 +225,7 @@ pub fn all() -> Vec<Step> {
         persistence::step(),
         fabric::step(),
         fabric::imex::step(),
-        rdma::step(),
+        rdma::modules_step(),
         nodes::step(),
     ]);
     all.extend(daemons().map(runtime_config::step));
@@ -250,9 +253,9 @@ mod tests {
     use super::{
         CHECK_TIMER, CLUSTER_JOIN, CLUSTER_NODE, CLUSTER_PACKAGES, DCGM_PACKAGES, DRIVER_FABRIC,
         DRIVER_MIG, DRIVER_MODULE, DRIVER_PACKAGES, FABRIC_IMEX, HEADERS, KERNEL_DENY,
-        KERNEL_RELEASE, PACKAGES_HOLD, PREFLIGHT, RDMA_MODULES, REPOSITORIES, SECURE_BOOT,
-        TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER, VALIDATION_DEVICES,
-        VALIDATION_IMAGE, all, config_step, package_step,
+        KERNEL_RELEASE, PACKAGES_HOLD, PREFLIGHT, RDMA_MODULES, RDMA_PACKAGES, REPOSITORIES,
+        SECURE_BOOT, TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER,
+        VALIDATION_DEVICES, VALIDATION_IMAGE, all, config_step, package_step,
     };
     use crate::{
         change::Lock,
@@ -284,6 +287,7 @@ mod tests {
                 &[SECURE_BOOT, KERNEL_DENY, REPOSITORIES, KERNEL_RELEASE][..],
             ),
             (DRIVER_MODULE, &[DRIVER_PACKAGES]),
+            (RDMA_PACKAGES, &[DRIVER_PACKAGES, HEADERS]),
             (VALIDATION_DEVICES, &[DRIVER_MODULE]),
             (
                 VALIDATION_CONTAINER,
@@ -342,6 +346,7 @@ mod tests {
             (KERNEL_DENY, &[Lock::Modules]),
             (DRIVER_MODULE, &[Lock::Modules]),
             (DRIVER_FABRIC, &[Lock::Modules]),
+            (RDMA_PACKAGES, &[Lock::Packages, Lock::Modules]),
             (RDMA_MODULES, &[Lock::Modules]),
             (DRIVER_MIG, &[Lock::Modules]),
             (TOOLKIT_PACKAGES, &[Lock::Packages]),

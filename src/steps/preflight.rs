@@ -249,7 +249,11 @@ fn requested(installed: &InstalledPackages, desired: &Desired, adopts: bool) -> 
         Purpose::Runtime(spec) => {
             !(spec.alternatives.iter()).any(|name| installed.contains_key(name))
         }
-        Purpose::ContainerModules | Purpose::Toolkit | Purpose::Dcgm | Purpose::Cluster => true,
+        Purpose::ContainerModules
+        | Purpose::Toolkit
+        | Purpose::Dcgm
+        | Purpose::Rdma
+        | Purpose::Cluster => true,
         Purpose::Holds => false,
     };
     (desired.package_groups().into_iter())

@@ -158,6 +158,8 @@ mod tests {
                 "module-no-device";
             "modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument",
                 "module-without-peer-memory";
+            "modprobe: ERROR: could not insert 'nvidia_fs': Invalid argument",
+                "module-for-another-driver";
             "modprobe: ERROR: could not insert 'nvidia': Invalid argument", "module-failed";
             "modprobe: FATAL: Module nouveau is in use.", "module-in-use";
             "modprobe: FATAL: something else", "module-failed";

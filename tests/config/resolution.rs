@@ -739,6 +739,37 @@ fn dcgm_has_the_cuda_version_of_the_driver() {
 }
 
 #[test]
+fn rdma_packages_need_the_repositories_of_the_driver() {
+    for (id, version, source, expected) in [
+        ("ubuntu", "24.04", "nvidia", &["nvidia-fs-dkms"][..]),
+        ("ubuntu", "24.04", "distribution", &[]),
+        ("debian", "12", "distribution", &["nvidia-fs-dkms"]),
+        ("debian", "12", "nvidia", &[]),
+        ("almalinux", "9.8", "nvidia", &["nvidia-fs-dkms"]),
+        ("almalinux", "9.8", "distribution", &[]),
+        (
+            "amzn",
+            "2023",
+            "nvidia",
+            &["gdrcopy-kmod", "nvidia-fs-dkms"],
+        ),
+    ] {
+        let text = format!(
+            "driver.source = \"{source}\"\nrdma.modules = [\"nvidia-fs\", \"efa\", \"gdrdrv\"]\n"
+        );
+        let machine = Machine::new(id, version, "x86_64", &[T4]).config(&text);
+        let desired = machine.resolution().desired;
+        let names: Vec<&str> = (desired.rdma.iter())
+            .flat_map(|spec| spec.packages.iter().map(|one| one.name.as_str()))
+            .collect();
+        assert_eq!(names, expected, "{id} {version} {source}");
+        let holds = &desired.hold.patterns;
+        let is_held = |name: &&str| holds.iter().any(|one| pattern::matches(one, name));
+        assert!(names.iter().all(is_held), "{holds:?}");
+    }
+}
+
+#[test]
 fn almalinux_modules_take_the_branch_from_package_lists() {
     let with = |text: &str| {
         let text = format!("driver.source = \"distribution\"\n{text}");

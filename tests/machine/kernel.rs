@@ -118,6 +118,29 @@ fn file_of(module: &str) -> &str {
     }
 }
 
+/// The names of all files of a DKMS module.
+fn files_of(module: &str) -> Vec<String> {
+    let file = file_of(module);
+    match file {
+        STORAGE => vec![file.to_owned()],
+        file => vec![
+            file.to_owned(),
+            format!("{file}-uvm"),
+            format!("{file}-modeset"),
+        ],
+    }
+}
+
+/// The DKMS module of GPUDirect Storage.
+const STORAGE: &str = "nvidia-fs";
+
+/// The compiled version of GPUDirect Storage for the running kernel.
+fn storage(files: &FakeFiles) -> Option<String> {
+    let kernel = running(files);
+    let versions = list(files, &format!("/var/lib/dkms/{STORAGE}"));
+    (versions.into_iter()).find(|version| exists(files, &built(STORAGE, version, &kernel)))
+}
+
 fn built(module: &str, version: &str, kernel: &str) -> String {
     let file = file_of(module);
     format!("/var/lib/dkms/{module}/{version}/{kernel}/x86_64/module/{file}.ko")
@@ -165,12 +188,7 @@ fn build(
     files.put(&object, version);
     let list = format!("/lib/modules/{kernel}/modules.dep");
     let mut content = text(files, &list).unwrap_or_default();
-    let file = file_of(module);
-    for name in [
-        file.to_owned(),
-        format!("{file}-uvm"),
-        format!("{file}-modeset"),
-    ] {
+    for name in files_of(module) {
         content.push_str(&format!("updates/dkms/{name}.ko:\n"));
         files.put(
             &format!("/lib/modules/{kernel}/updates/dkms/{name}.ko"),
@@ -195,15 +213,18 @@ pub fn dkms_remove(files: &FakeFiles, module: &str) {
 /// Removes a compiled module from one kernel.
 fn dkms_unlist(files: &FakeFiles, kernel: &str, module: &str) {
     let path = format!("/lib/modules/{kernel}/modules.dep");
+    let names: Vec<String> = (files_of(module).into_iter())
+        .map(|name| format!("updates/dkms/{name}.ko"))
+        .collect();
     let content: String = text(files, &path)
         .unwrap_or_default()
         .lines()
-        .filter(|line| !line.starts_with(&format!("updates/dkms/{}", file_of(module))))
+        .filter(|line| !names.iter().any(|name| line.starts_with(name)))
         .map(|line| format!("{line}\n"))
         .collect();
     files.put(&path, content);
-    for name in list(files, &format!("/lib/modules/{kernel}/updates/dkms")) {
-        dpkg::take(files, &format!("/lib/modules/{kernel}/updates/dkms/{name}"));
+    for name in names {
+        dpkg::take(files, &format!("/lib/modules/{kernel}/{name}"));
     }
 }
 
@@ -284,6 +305,10 @@ fn main_module(files: &FakeFiles) -> Option<(String, String)> {
 pub fn modinfo(cmd: &Cmd, files: &FakeFiles) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     match args[..] {
+        ["-F", "version", "--", path] if path.ends_with("/nvidia-fs.ko") => match storage(files) {
+            Some(version) => ok(version + "\n"),
+            None => failed(1, "modinfo: ERROR: Module nvidia-fs not found.\n"),
+        },
         ["-F", "version", "--", _] => match main_module(files) {
             Some((_, version)) => ok(version + "\n"),
             None => failed(1, "modinfo: ERROR: Module not found.\n"),
@@ -499,6 +524,17 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
         files.put("/sys/module/nvidia_uvm/refcnt", "0\n");
         files.put_device("/dev/nvidia-uvm", 510, 0);
         files.put_device("/dev/nvidia-uvm-tools", 510, 1);
+    }
+    if module == "nvidia_fs" {
+        let Some(version) = storage(files) else {
+            return failed(
+                1,
+                "modprobe: FATAL: Module nvidia-fs not found in directory /lib/modules\n",
+            );
+        };
+        now.push("nvidia_fs".to_owned());
+        files.put("/sys/module/nvidia_fs/refcnt", "0\n");
+        files.put("/sys/module/nvidia_fs/version", format!("{version}\n"));
     }
     if module == "nvidia_peermem" {
         if state.faults.no_peer_memory {
