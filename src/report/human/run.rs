@@ -322,6 +322,21 @@ mod tests {
     }
 
     #[test]
+    fn interrupted_run_ends_with_the_command_that_continues_it() {
+        for (mode, next) in rows! {
+            Mode::Upgrade, "To continue, with the same options:\n\n    gpu-bootstrap upgrade\n";
+            Mode::Uninstall, "To continue:\n\n    gpu-bootstrap uninstall\n";
+        } {
+            for exit in [Exit::Interrupted, Exit::Terminated] {
+                let mut said = Vec::new();
+                troubles(&mut said, &report(mode, exit), Style::default()).unwrap();
+                let said = String::from_utf8(said).unwrap();
+                assert!(said.ends_with(next), "{said}");
+            }
+        }
+    }
+
+    #[test]
     fn partial_result_ends_with_the_next_command() {
         for (mode, verdict, next) in rows! {
             Mode::Install,
