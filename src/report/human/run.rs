@@ -79,7 +79,10 @@ fn verdict(report: &RunReport) -> (Ink, String) {
             _ => (Ink::Good, "undone: all changes were reverted".to_owned()),
         },
         // An upgrade outside of the maintenance window.
-        Exit::Ok if summary.not_run > 0 => (Ink::Doubt, "not upgraded yet".to_owned()),
+        Exit::Ok if summary.not_run > 0 => (
+            Ink::Doubt,
+            "not upgraded yet: nothing was changed".to_owned(),
+        ),
         Exit::Ok => (Ink::Good, done(&changed, &summary)),
         Exit::RebootRequired => (
             Ink::Doubt,
