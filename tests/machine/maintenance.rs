@@ -738,20 +738,15 @@ fn check_recommends_an_upgrade_only_if_jobs_would_stop() {
         assert_eq!(finding["status"], "fail", "{finding}");
         finding["command"].as_str().map(str::to_owned)
     };
-    let timer = [
-        "--set",
-        "fleet.window=Sat 02:00-05:00 UTC",
-        "--set",
-        "fleet.timer=true",
-    ];
+    let hold = ["--set", r#"hold-extra=["bash"]"#];
     let install = Some("gpu-bootstrap install".to_owned());
     let upgrade = Some("gpu-bootstrap upgrade".to_owned());
-    let quiet = [&BEFORE[..], &timer].concat();
-    assert_eq!(command(&quiet, "upgrade.timer"), install);
+    let quiet = [&BEFORE[..], &hold].concat();
+    assert_eq!(command(&quiet, "packages.hold"), install);
     assert_eq!(command(&AFTER, "driver.packages"), upgrade);
     // `install` would also replace the driver.
-    let both = [&AFTER[..], &timer].concat();
-    assert_eq!(command(&both, "upgrade.timer"), upgrade);
+    let both = [&AFTER[..], &hold].concat();
+    assert_eq!(command(&both, "packages.hold"), upgrade);
 }
 
 /// After a kill at any change, the node is in service with the previous driver, or it is cordoned with a reason. The next run
