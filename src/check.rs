@@ -194,6 +194,14 @@ pub const REBOOT: &str = "systemctl reboot";
 /// The command that prepares a machine.
 pub const INSTALL: &str = "gpu-bootstrap install";
 
+/// The command that does the same on a node in use, which it takes out of service first.
+pub const UPGRADE: &str = "gpu-bootstrap upgrade";
+
+/// Whether a command brings the machine to the desired state.
+pub fn is_repair(command: Option<&str>) -> bool {
+    command.is_some_and(|command| [INSTALL, UPGRADE].contains(&command))
+}
+
 /// The findings for which `check` exits with 4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailOn {

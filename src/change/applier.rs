@@ -47,6 +47,8 @@ pub struct Applier {
     /// module is built, or if packages have deferred their build to a later change. A package manager that a timer starts could
     /// run another DKMS, which has no lock.
     pub(super) paused_for_run: Arc<AtomicBool>,
+    /// This run has tried to acquire the fleet lock, and every request has failed.
+    pub(super) lacks_fleet_lock: Arc<AtomicBool>,
     /// Held while timers are paused or started, because package work and a build can run at the same time.
     pub(super) pausing: Arc<tokio::sync::Mutex<()>>,
     /// The results of queries. Only set in an applier for one dry run, or for the approval of one transaction.
@@ -80,6 +82,7 @@ impl Applier {
             holds: Arc::default(),
             need_toolkit: Arc::default(),
             paused_for_run: Arc::default(),
+            lacks_fleet_lock: Arc::default(),
             pausing: Arc::default(),
             cache: None,
             wanted: None,

@@ -5,7 +5,7 @@
 //! the cordon and contains whether the node was cordoned before, so that only our own cordon is removed. If it is missing at the
 //! return, another program has taken over, and the cordon stays as it is.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
@@ -304,13 +304,38 @@ impl Applier {
     ) -> Result<Option<String>, ChangeError> {
         let mut lines = Vec::new();
         if let LeaveMethod::Cluster(cluster) = &leave.method {
+            let mut unknown = None;
             for pod in self.pods(cluster).await? {
                 match pod.action(leave.consent()) {
                     PodAction::Stays => {}
                     PodAction::Waits => lines.push(format!("{pod} is terminating")),
-                    PodAction::Evict => lines.push(format!("evict {pod}")),
-                    PodAction::Refused { why, .. } => lines.push(format!("{pod} {why}")),
+                    PodAction::Evict => match self.may_evict(cluster, &pod).await? {
+                        Evicted::Gone => {}
+                        Evicted::Accepted => lines.push(format!("evict {pod}")),
+                        Evicted::Later(why) => lines.push(format!(
+                            "evict {pod}, which is not permitted now: {why} If this does not change within {} s \
+                             (`fleet.drain-timeout`), the upgrade does not start",
+                            leave.drain_seconds
+                        )),
+                        Evicted::Failed(why) => {
+                            lines.push(format!("evict {pod}"));
+                            unknown.get_or_insert(why);
+                        }
+                    },
+                    PodAction::Refused { why, setting } => lines.push(format!(
+                        "{pod} {why}: it blocks the upgrade, unless `{setting}` is true"
+                    )),
                 }
+            }
+            if let Some(why) = unknown {
+                let account = match &cluster.access {
+                    Some(access) => format!("the account in `{access}`"),
+                    None => "the kubelet's account".to_owned(),
+                };
+                lines.push(format!(
+                    "it is unknown whether disruption budgets permit the evictions, because {account} cannot request \
+                     them: {why}"
+                ));
             }
         }
         let mut clients = self.gpu_workers()?;
@@ -470,6 +495,21 @@ impl Applier {
         Ok(waiting)
     }
 
+    /// Queries whether a pod may be evicted now.
+    async fn may_evict(&self, cluster: &ClusterNode, pod: &Pod) -> Result<Evicted, ChangeError> {
+        let (kubectl, kubeconfig) = self.access_to(cluster)?;
+        let names = (&*pod.namespace, &*pod.name);
+        let query = kubectl.may_evict(&kubeconfig, names, pod.eviction());
+        match self.host.reader().query(&query).await {
+            Ok(output) => Ok(drain::result(output.ok(), &output.stderr)),
+            Err(error @ ExecError::Deadline { .. }) => Ok(Evicted::Failed(error.to_string())),
+            Err(source) => {
+                let what = format!("query if pod {pod} may be evicted");
+                Err(ChangeError::tool(what, source))
+            }
+        }
+    }
+
     async fn evict(&self, cluster: &ClusterNode, pod: &Pod) -> Result<Evicted, ChangeError> {
         let (kubectl, kubeconfig) = self.access_to(cluster)?;
         let cmd = kubectl.evict(&kubeconfig, (&pod.namespace, &pod.name), pod.eviction());
@@ -569,12 +609,16 @@ impl Applier {
         let clock = &self.host.clock;
         let started = clock.monotonic();
         let limit = Duration::from_secs(leave.lock_seconds);
+        // An earlier run may have acquired it.
+        (self.lacks_fleet_lock).store(!leave.continues, Ordering::SeqCst);
         loop {
             let Err(why) = self.ask_for_lock(&leave.lock, LockRequest::Acquire).await else {
+                self.lacks_fleet_lock.store(false, Ordering::SeqCst);
                 return Ok(());
             };
             let what = format!("acquire the fleet lock `{}`", leave.lock.lock);
-            if clock.monotonic().saturating_sub(started) >= limit {
+            let rest = limit.saturating_sub(clock.monotonic().saturating_sub(started));
+            if rest.is_zero() {
                 let what = format!("{what} within {} s: {why}", leave.lock_seconds);
                 return Err(stays("fleet-lock", what).advice(
                     "if another node holds the lock, wait until its upgrade has finished, or repair it \
@@ -582,11 +626,9 @@ impl Applier {
                      check `fleet.lock`",
                 ));
             }
-            sink.retry(
-                &format!("failed to {what}: {why}"),
-                LOCK_AGAIN.as_secs_f64(),
-            );
-            self.pause_for(LOCK_AGAIN, &what).await?;
+            let pause = LOCK_AGAIN.min(rest);
+            sink.retry(&format!("failed to {what}: {why}"), pause.as_secs_f64());
+            self.pause_for(pause, &what).await?;
         }
     }
 
@@ -643,6 +685,10 @@ impl Applier {
         if undo.lock.lock != FleetLock::None {
             let lock = &undo.lock.lock;
             endings.push(match self.release_lock(&undo.lock).await {
+                // The release is requested anyway, because the response to a successful request may have been lost.
+                Ok(()) if self.lacks_fleet_lock.load(Ordering::SeqCst) => {
+                    Reverted::nothing(format!("the fleet lock `{lock}` was not acquired"))
+                }
                 Ok(()) => Reverted::done(format!("released the fleet lock `{lock}`")),
                 Err(why) => Reverted::left(format!("the fleet lock `{lock}`"), why),
             });

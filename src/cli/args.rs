@@ -393,7 +393,7 @@ pub struct UpgradeArgs {
 #[derive(Debug, Args)]
 pub struct StatusArgs {
     /// Wait until the current run finishes or needs a reboot, and exit with its exit code; with 0 if the
-    /// machine reboots automatically, with 9 if the run takes longer [default: 3h]
+    /// machine reboots automatically or no run was started, with 9 if the run takes longer [default: 3h]
     #[arg(
         long,
         value_name = "DURATION",

@@ -374,8 +374,8 @@ async fn inventory(state: &State, locked: Option<&Desired>) -> Inventory {
     }
 }
 
-/// Adds the lock file to each command that repairs the machine with `install`, because `install` without it would install other
-/// versions.
+/// Adds the lock file to each command that repairs the machine with `install` or `upgrade`, which would install other versions
+/// without it.
 fn with_lock(report: &mut RunReport, file: Option<&Utf8Path>) {
     let file = file.map_or_else(|| "FILE".to_owned(), |file| shell_word(file.as_str()));
     for command in report
@@ -383,8 +383,8 @@ fn with_lock(report: &mut RunReport, file: Option<&Utf8Path>) {
         .iter_mut()
         .filter_map(|finding| finding.command.as_mut())
     {
-        if command == check::INSTALL {
-            *command = format!("{} --lock {file}", check::INSTALL);
+        if check::is_repair(Some(command)) {
+            command.push_str(&format!(" --lock {file}"));
         }
     }
 }

@@ -222,8 +222,10 @@ async fn listed_digests(
         None => String::new(),
     };
     let listed = mirrors.digests(&*host.files, &packages, &output);
-    let hint = Some("download the package lists again, and run the command again");
-    let failed = |error| Failure::caused(Exit::StepFailed, "unreadable", MESSAGE, error, hint);
+    let refresh = backend.commands().refresh;
+    let hint = format!("run `{refresh}`, and run the command again");
+    let failed =
+        |error| Failure::caused(Exit::StepFailed, "unreadable", MESSAGE, error, Some(&hint));
     Ok(by_package(backend, &packages, &listed.map_err(failed)?))
 }
 

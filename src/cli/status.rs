@@ -63,6 +63,10 @@ pub(super) async fn run(
         return shown.map(|()| exit);
     }
     let status = engine::status(host, boot.as_deref())?;
+    if args.wait.is_some() && status.last.is_none() && status.current.is_none() {
+        // cloud-init must not wait for a run that may never start.
+        console.note("no run was started on this machine, so there is nothing to wait for");
+    }
     let style = console.out_style();
     match args.output.format {
         args::OutputFormat::Json => {

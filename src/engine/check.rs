@@ -8,12 +8,13 @@ use tokio::task::JoinSet;
 use super::{
     Examination, Session, Unresolvable,
     job::Job,
+    maintenance::stops_jobs,
     result::{Mode, RunReport},
     survey::hint_by_old_lists,
 };
 use crate::{
     change::Change,
-    check::{Finding, INSTALL, Subject, Verdict},
+    check::{Finding, INSTALL, Subject, UPGRADE, Verdict},
     checks::{self, INSTALL_IT, NO_GPU},
     config::desired::Desired,
     error::{causes, one_line},
@@ -101,6 +102,9 @@ impl Session {
         findings.sort_by_key(|finding| (rank(finding), Layer::of(&finding.id)));
         without_blocked_install(&mut findings, &jobs, self.audit.as_deref());
         sources_before_install(&mut findings);
+        if (self.audit.as_ref()).is_some_and(|audit| audit.prepared) && self.is_in_service() {
+            upgrade_in_service(&mut findings, &jobs);
+        }
         checks::causes::find(&mut findings);
         let options = &self.tools.options;
         for finding in &mut findings {
@@ -481,6 +485,25 @@ fn without_blocked_install(findings: &mut [Finding], jobs: &[Job], audit: Option
                 Some(hint) => format!("{hint}; then run `{INSTALL}`, which is blocked: {why}"),
                 None => format!("`{INSTALL}` is blocked: {why}"),
             });
+        }
+    }
+}
+
+/// Replaces the command `install` on a prepared node in service by `upgrade`, which takes the node out of service first, if the
+/// pending changes stop jobs: `install` makes all of them, whatever the finding. A finding about the driver that is not a step
+/// recommends another driver, which stops jobs as well.
+fn upgrade_in_service(findings: &mut [Finding], jobs: &[Job]) {
+    let stops = jobs.iter().any(stops_jobs);
+    for finding in findings {
+        let is_step = jobs.iter().any(|job| job.id == finding.id);
+        if !stops && (is_step || Layer::of(&finding.id) != Layer::Driver) {
+            continue;
+        }
+        if finding.command.as_deref() == Some(INSTALL) {
+            finding.command = Some(UPGRADE.to_owned());
+        }
+        if let Some(remedy) = &mut finding.remedy {
+            *remedy = remedy.replace(&format!("`{INSTALL}"), &format!("`{UPGRADE}"));
         }
     }
 }

@@ -6,7 +6,7 @@ use super::{
     guard,
     job::{End, Job},
     ledger::Ledger,
-    maintenance::{Leaving, Stays},
+    maintenance::{Leaving, Stays, Unreturned},
     persist,
     result::{ChangeReport, Mode, Reboot, RunReport},
     resume,
@@ -60,7 +60,7 @@ impl Session {
         if let Some(report) = self.reboot_first(&journal)? {
             return Ok(report);
         }
-        self.announce(Mode::Install);
+        self.announce(Mode::of(&self.tools.options.request));
         let mut notes = Vec::new();
         self.look_back(&journal, &history, &mut notes);
         let mut before = journal.receipt();
@@ -108,12 +108,15 @@ impl Session {
             let boots = guard::too_many(&before, self.tools.options.boot_id.as_deref());
             if let Some(boots) = boots {
                 let why = format!("{boots} consecutive boots ended before the run finished");
+                let mut upgrade_failed = None;
                 if !self.turn_back_because(&ledger, why, &mut notes).await? {
                     self.give_up(&ledger, boots, &mut notes).await?;
-                    (self.end_maintenance(&ledger, Exit::StepFailed, &[], &mut notes)).await?;
+                    let out = self.end_maintenance(&ledger, Exit::StepFailed, &[], &mut notes);
+                    upgrade_failed = out.await?.map(|out| out.why());
                 }
                 notes.extend(self.tools.events.take_notes());
-                let report = self.report(Exit::StepFailed, &[], notes, None);
+                let mut report = self.report(Exit::StepFailed, &[], notes, None);
+                report.upgrade_failed = upgrade_failed;
                 finish(&self.tools, &ledger.journal, &report)?;
                 self.tools.finished(&report);
                 return Ok(report);
@@ -224,15 +227,14 @@ impl Session {
                 exit
             }
         };
-        let exit = match self
-            .end_maintenance(&ledger, exit, &jobs, &mut notes)
-            .await?
-        {
-            Some(stuck) => {
+        let out = (self.end_maintenance(&ledger, exit, &jobs, &mut notes)).await?;
+        let upgrade_failed = out.as_ref().map(Unreturned::why);
+        let exit = match out {
+            Some(Unreturned::Stuck(stuck)) => {
                 maintenance = Some(stuck);
                 Exit::StepFailed
             }
-            None => exit,
+            Some(Unreturned::Failed(_)) | None => exit,
         };
         if back.is_some() && exit != Exit::Ok && ledger.journal.receipt().rollback_started.is_none()
         {
@@ -247,6 +249,7 @@ impl Session {
         report.steps.extend(maintenance);
         report.left = left;
         report.node = node;
+        report.upgrade_failed = upgrade_failed;
         if known
             || ledger
                 .journal
@@ -276,22 +279,28 @@ impl Session {
             steps: jobs.iter().map(|job| job.report(done(job))).collect(),
             notes,
             reboot,
-            upgrade: self.tools.options.request.upgrade,
             seconds: self.tools.events.elapsed().as_secs_f64(),
-            ..RunReport::new(Mode::Install, self.tools.events.run().to_owned(), exit)
+            ..RunReport::new(
+                Mode::of(&self.tools.options.request),
+                self.tools.events.run().to_owned(),
+                exit,
+            )
         }
     }
 
     /// Returns the report of an upgrade that has not started, because the node stays in service.
     fn not_started(&self, mut jobs: Vec<Job>, stays: Stays, mut notes: Vec<String>) -> RunReport {
         if stays.exit == Exit::Ok {
-            self.tools.note(&mut notes, stays.step.why.clone());
+            let hint = stays.step.hint.iter().map(|hint| format!("; {hint}"));
+            let note = format!("{}{}", stays.step.why, hint.collect::<String>());
+            self.tools.note(&mut notes, note);
         }
         for job in jobs.iter_mut().filter(|job| job.has(Outcome::WouldChange)) {
             job.ended = Some(End::new(Outcome::NotRun, stays.why()));
         }
         self.emit_ends(&jobs);
         let mut report = self.report(stays.exit, &jobs, notes, None);
+        report.upgrade_failed = stays.out_because();
         report.steps.push(stays.step);
         report
     }
@@ -457,12 +466,12 @@ impl Session {
         if let Some(note) = left {
             self.tools.note(notes, note);
         } else if !untouched {
-            self.tools.note(
-                notes,
-                "stopped by Ctrl-C: the next boot does not continue the run; run `gpu-bootstrap \
-                 install` to continue"
-                    .to_owned(),
+            let command = Mode::of(&self.tools.options.request).command();
+            let note = format!(
+                "stopped by Ctrl-C: the next boot does not continue the run; run `{command}` with \
+                 the same options to continue"
             );
+            self.tools.note(notes, note);
         }
         Ok(exit)
     }
@@ -478,8 +487,9 @@ pub(super) fn finish(
     journal: &Journal,
     report: &RunReport,
 ) -> Result<(), EngineError> {
-    let node = report.node.clone();
-    end(tools, journal, report.exit, report.summary(), node)
+    let (node, upgrade_failed) = (report.node.clone(), report.upgrade_failed.clone());
+    let summary = report.summary();
+    end(tools, journal, report.exit, summary, node, upgrade_failed)
 }
 
 /// Ends a run in the journal and rewrites the receipt.
@@ -489,6 +499,7 @@ pub(super) fn end(
     exit: Exit,
     summary: Summary,
     node: Option<NodeSummary>,
+    upgrade_failed: Option<String>,
 ) -> Result<(), EngineError> {
     let cpu_time = tools.host.system.own_cpu_time();
     journal
@@ -496,6 +507,7 @@ pub(super) fn end(
             exit: exit.code(),
             summary,
             node: node.map(Box::new),
+            upgrade_failed,
             cpu_seconds: cpu_time.map(|time| time.as_secs_f64()),
         })
         .and_then(|_| journal.write_receipt())

@@ -87,7 +87,7 @@ fn not_validated(receipt: &Receipt) -> Option<(String, &'static str)> {
             INSTALL,
         ));
     };
-    if last.mode != "install" {
+    if !last.installs() {
         return Some((
             "the last run undid the changes of gpu-bootstrap".to_owned(),
             INSTALL,
@@ -217,6 +217,7 @@ mod tests {
                 exit,
                 summary: crate::event::Summary::default(),
                 node: None,
+                upgrade_failed: None,
             }),
         });
         receipt.applied.push(AppliedChange {

@@ -14,15 +14,19 @@ use crate::{
     change::{
         Change, ChangeError, ClusterNode, LeaveMethod, LeaveService, LockUse, Reverted, STOPPED,
     },
+    check::UPGRADE,
     config::desired::{Desired, GpuProcesses},
     error::{Report as _, causes, one_line},
     event::Outcome,
     exit::Exit,
     journal::{AppliedChange, Receipt},
-    model::{fleet::WindowState, id::StepId},
+    model::{
+        fleet::{FleetLock, WindowState},
+        id::StepId,
+    },
     state::StateError,
     step::Assessment,
-    steps,
+    steps::{self, UPGRADE_TIMER_UNIT},
 };
 
 /// The step ID in the journal of the changes that take the node out of service.
@@ -100,6 +104,23 @@ fn is_disturbing(job: &Job) -> bool {
     job.has(Outcome::WouldChange) && !(repeats && job.obsolete.is_empty())
 }
 
+/// Whether a step has changes that stop the jobs of a node: other packages, another layout of the GPUs, or a reboot.
+pub(super) fn stops_jobs(job: &Job) -> bool {
+    let stops = |change: &Change| {
+        matches!(
+            change,
+            Change::InstallPackages { .. } | Change::PartitionGpus { .. } | Change::Reboot { .. }
+        )
+    };
+    let pending = match &job.answer {
+        Some(Ok(Assessment::Needs { changes, .. })) => &changes[..],
+        Some(Ok(Assessment::After { expected, .. })) => &expected[..],
+        _ => &[],
+    };
+    let obsolete = job.obsolete.iter().map(|applied| &applied.change);
+    job.has(Outcome::WouldChange) && pending.iter().chain(obsolete).any(stops)
+}
+
 /// Whether changes were applied or undone for a step in this run. A refresh of the package lists does not count.
 fn has_changed(job: &Job) -> bool {
     !job.undone.is_empty()
@@ -140,6 +161,24 @@ pub(super) struct Stays {
     is_out: bool,
 }
 
+/// The reason a node stays out of service at the end of a run.
+pub(super) enum Unreturned {
+    /// Its return has failed.
+    Stuck(StepReport),
+    /// The upgrade has failed, with the reason.
+    Failed(String),
+}
+
+impl Unreturned {
+    /// The reason.
+    pub(super) fn why(&self) -> String {
+        match self {
+            Self::Stuck(step) => step.why.clone(),
+            Self::Failed(why) => why.clone(),
+        }
+    }
+}
+
 /// The result of taking the node out of service.
 pub(super) enum Leaving {
     /// The run does not take the node out of service, or an earlier run did.
@@ -167,6 +206,16 @@ impl Stays {
         }
     }
 
+    /// The reason with its causes if the node is not in service, for the journal.
+    pub(super) fn out_because(&self) -> Option<String> {
+        self.is_out.then(|| self.with_causes())
+    }
+
+    fn with_causes(&self) -> String {
+        let why = std::iter::once(&self.step.why).chain(&self.step.causes);
+        why.map(String::as_str).collect::<Vec<_>>().join(": ")
+    }
+
     /// The reason, for the steps that do not run.
     pub(super) fn why(&self) -> String {
         let state = match self.is_out {
@@ -178,6 +227,16 @@ impl Stays {
 }
 
 impl Session {
+    /// Whether the machine may have jobs: it is a node of a Kubernetes cluster, or its settings contain how it leaves service.
+    pub(super) fn is_in_service(&self) -> bool {
+        let desired = self.inner.desired.as_ref();
+        let fleet = desired.map(|desired| &desired.settings.fleet);
+        let leaves = fleet.is_some_and(|fleet| {
+            fleet.leave_command.is_some() || fleet.lock != FleetLock::None || fleet.window.is_some()
+        });
+        leaves || matches!(self.inner.state().membership(), Ok(Some(_)))
+    }
+
     /// Whether this run must take the node out of service.
     fn leaves(&self, jobs: &[Job], receipt: &Receipt) -> bool {
         let continues = self.tools.options.resumed || receipt.rollback_started.is_some();
@@ -200,11 +259,16 @@ impl Session {
         if let (Some(window), false) = (&fleet.window, any_time)
             && let WindowState::Closed { until } = window.state(self.inner.host.clock.now())
         {
-            let why =
-                format!("waits for the maintenance window `{window}`, which opens at {until}");
-            let hint = "to upgrade outside of the window, add `--now`";
+            let why = format!("the maintenance window `{window}` is closed, and opens at {until}");
+            let is_timed =
+                |job: &Job| job.id == steps::UPGRADE_TIMER && job.has(Outcome::Satisfied);
+            let next = match jobs.iter().any(is_timed) {
+                true => format!("`{UPGRADE_TIMER_UNIT}` starts the upgrade then"),
+                false => format!("run `{UPGRADE}` again then"),
+            };
+            let hint = format!("{next}; to upgrade now, add `--now`");
             let step = StepReport {
-                hint: Some(hint.to_owned()),
+                hint: Some(hint),
                 ..report(Outcome::NotRun, why)
             };
             return Some(Stays::new(Exit::Ok, step));
@@ -241,9 +305,7 @@ impl Session {
     ) -> Result<Stays, EngineError> {
         let was_left = ledger.journal.receipt().applied.iter().any(has_left);
         if !was_left && let Some(stuck) = self.return_to_service(ledger, notes).await? {
-            let why = std::iter::once(&stays.step.why).chain(&stays.step.causes);
-            let why: Vec<&str> = why.map(String::as_str).collect();
-            let note = format!("the upgrade did not start: {}", why.join(": "));
+            let note = format!("the upgrade did not start: {}", stays.with_causes());
             self.tools.note(notes, note);
             stays = Stays::new(Exit::StepFailed, stuck);
         }
@@ -375,20 +437,25 @@ impl Session {
             }
         }
         if let Some(stays) = self.stays_in_service(jobs, receipt).await {
-            words.push(format!("the upgrade would not start: {}", stays.step.why));
+            let hint = stays.step.hint.iter().map(|hint| format!("; {hint}"));
+            words.push(format!(
+                "the upgrade would not start: {}{}",
+                stays.with_causes(),
+                hint.collect::<String>()
+            ));
         }
         words
     }
 
     /// Ends the maintenance after a run: the node returns to service if the run succeeded, or if it failed before any other
-    /// change. Otherwise, the node stays out of service, with the reason. Returns the failure of the return.
+    /// change. Otherwise, the node stays out of service, with the reason.
     pub(super) async fn end_maintenance(
         &self,
         ledger: &Ledger,
         exit: Exit,
         jobs: &[Job],
         notes: &mut Vec<String>,
-    ) -> Result<Option<StepReport>, EngineError> {
+    ) -> Result<Option<Unreturned>, EngineError> {
         let receipt = ledger.journal.receipt();
         let Some(last) = receipt.applied.iter().find(|one| is_of_maintenance(one)) else {
             return Ok(None);
@@ -408,7 +475,8 @@ impl Session {
                     && !(receipt.applied.iter()).any(|one| is_later(one, first))
             });
         if matches!(exit, Exit::Ok | Exit::Partial) || untouched {
-            return self.return_to_service(ledger, notes).await;
+            let stuck = self.return_to_service(ledger, notes).await?;
+            return Ok(stuck.map(Unreturned::Stuck));
         }
         if matches!(exit, Exit::Interrupted | Exit::Terminated) {
             self.tools.note(notes, STILL_OUT.to_owned());
@@ -427,14 +495,14 @@ impl Session {
         {
             let mark = Change::MarkFailedUpgrade {
                 node: node.clone(),
-                why,
+                why: why.clone(),
             };
             if let Err(error) = ledger.perform(&[MAINTENANCE], &mark).await {
                 self.tools
                     .note(notes, format!("failed to {}", one_line(&error)));
             }
         }
-        Ok(None)
+        Ok(Some(Unreturned::Failed(why)))
     }
 
     /// Whether this run has taken the node out of service. If an earlier run did, it may have changed the machine.

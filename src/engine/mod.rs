@@ -65,7 +65,7 @@ pub use resume::{UNIT, applied_changes as applied, asked, request};
 pub use retry::UNATTENDED_DEADLINE;
 pub use rollback::{Rollback, rollback};
 pub use runfile::{Progress, RunFile, StepProgress};
-pub use status::{Current, StatusSummary, policy, status};
+pub use status::{Current, FailedUpgrade, StatusSummary, policy, status};
 pub use statusfile::{RunFault, RunState, RunStatus, StatusFile};
 pub use timing::{Span, SpanEnd, Timing, last_timing};
 pub use unattended::start as start_unattended;

@@ -163,8 +163,9 @@ impl Session {
             self.tools.note(
                 &mut notes,
                 format!(
-                    "`install --reboot` first prepares the next boot to continue the run, and \
+                    "`{} --reboot` first prepares the next boot to continue the run, and \
                      reverts these changes when the run finishes: {}",
+                    Mode::of(&self.tools.options.request).word(),
                     first.join("; ")
                 ),
             );

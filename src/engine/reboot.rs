@@ -15,7 +15,7 @@ use crate::{
     error::{Report, one_line},
     exit::Exit,
     host::{Cmd, FilesError, Host},
-    journal::{Ended, Journal},
+    journal::{Ended, Journal, Run},
     tools::{cloud_init, packages::locks, systemctl},
 };
 
@@ -96,7 +96,7 @@ pub(super) async fn reboot(
     let (journal, _) = Journal::open(host, tools.events.run(), tools.events.secrets())
         .map_err(|error| overtaken(error.into()))?;
     let receipt = journal.receipt();
-    let last_installs = (receipt.runs.last()).is_some_and(|run| run.mode == Mode::Install.word());
+    let last_installs = (receipt.runs.last()).is_some_and(Run::installs);
     if receipt.awaited.is_none() || !last_installs {
         let why = "another run has changed it in the meantime";
         return Err(not_rebooted("reboot-not-awaited", why).advice("run `gpu-bootstrap status`"));
@@ -127,10 +127,12 @@ async fn stopped(
     if by == Exit::Interrupted {
         match resume::dismiss(&ledger).await? {
             Some(note) => say(&note),
-            None => say(
+            None => say(&format!(
                 "stopped by Ctrl-C: the machine is not rebooted, and the next boot does not \
-                 continue the run; reboot it, then run `gpu-bootstrap install` to continue",
-            ),
+                 continue the run; run `systemctl reboot`, then `{}` with the same options to \
+                 continue",
+                Mode::of(&tools.options.request).command()
+            )),
         }
     } else {
         say("stopped by a signal: the machine is not rebooted; the next boot continues the run");
@@ -139,7 +141,7 @@ async fn stopped(
     let runs = ledger.journal.receipt().runs;
     let ours = runs.iter().rfind(|run| run.id == tools.events.run());
     if let Some(Ended { summary, .. }) = ours.and_then(|run| run.ended.as_ref()) {
-        end(tools, &ledger.journal, by, *summary, None)?;
+        end(tools, &ledger.journal, by, *summary, None, None)?;
     }
     Ok(())
 }

@@ -3,9 +3,10 @@
 use serde::Serialize;
 
 use crate::{
-    check::Finding,
+    check::{Finding, INSTALL, UPGRADE},
     event::{Outcome, Summary},
     exit::Exit,
+    journal::Request,
     model::{id::StepId, node::NodeSummary},
 };
 
@@ -19,17 +20,40 @@ pub enum Mode {
     Plan,
     /// Apply the changes.
     Install,
+    /// Apply the changes on a node in use, which leaves service before the first one. In the journal, such a run has the mode
+    /// `install` and its request, so that versions without `upgrade` read it.
+    Upgrade,
     /// Undo the changes.
     Uninstall,
 }
 
 impl Mode {
+    /// The mode of a run with changes, also of one that continues after a reboot.
+    pub(super) const fn of(request: &Request) -> Self {
+        match request.upgrade {
+            true => Self::Upgrade,
+            false => Self::Install,
+        }
+    }
+
+    /// The command that continues a run, without its options.
+    pub const fn command(self) -> &'static str {
+        match self {
+            Self::Check => "gpu-bootstrap check",
+            Self::Plan => "gpu-bootstrap plan",
+            Self::Install => INSTALL,
+            Self::Upgrade => UPGRADE,
+            Self::Uninstall => "gpu-bootstrap uninstall",
+        }
+    }
+
     /// The name used on the command line and in events.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Check => "check",
             Self::Plan => "plan",
             Self::Install => "install",
+            Self::Upgrade => "upgrade",
             Self::Uninstall => "uninstall",
         }
     }
@@ -39,8 +63,6 @@ impl Mode {
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunReport {
     pub mode: Mode,
-    /// The command is `upgrade`, whose mode is [`Mode::Install`].
-    pub upgrade: bool,
     /// The run ID.
     pub run: String,
     /// The exit status.
@@ -58,6 +80,8 @@ pub struct RunReport {
     pub left: Vec<String>,
     /// The duration.
     pub seconds: f64,
+    /// The reason an upgrade failed or did not start, if the node stays out of service.
+    pub upgrade_failed: Option<String>,
     /// The node, if `install` has made it ready.
     pub node: Option<NodeSummary>,
     /// The seconds since the installation began, including earlier runs and reboots, if `install` has completed it.
@@ -69,7 +93,6 @@ impl RunReport {
     pub const fn new(mode: Mode, run: String, exit: Exit) -> Self {
         Self {
             mode,
-            upgrade: false,
             run,
             exit,
             steps: Vec::new(),
@@ -78,6 +101,7 @@ impl RunReport {
             reboot: None,
             left: Vec::new(),
             seconds: 0.0,
+            upgrade_failed: None,
             node: None,
             to_ready: None,
         }

@@ -9,6 +9,7 @@ use super::{
     EngineError, Tools,
     ledger::Ledger,
     persist,
+    result::Mode,
     retry::UNATTENDED_DEADLINE,
     units::{self, quoted},
 };
@@ -174,10 +175,10 @@ pub(super) async fn ensure(
     ledger: &Ledger,
     modules: &[String],
 ) -> Result<(), String> {
+    let command = Mode::of(&tools.options.request).command();
     let told = |what: &str, why: String| {
         format!(
-            "the next boot will not continue the run (run `gpu-bootstrap install` then): failed to \
-             {what}: {why}"
+            "the next boot will not continue the run (run `{command}` then): failed to {what}: {why}"
         )
     };
     let exe = persist::program(&*tools.host.files, &tools.options.exe)

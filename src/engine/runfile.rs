@@ -27,7 +27,7 @@ pub struct Progress {
     /// [`SCHEMA`].
     pub schema: u32,
     pub run: String,
-    /// `install` or `uninstall`.
+    /// `install`, `upgrade` or `uninstall`.
     pub mode: String,
     /// The process ID.
     pub pid: u32,

@@ -5,13 +5,15 @@ use serde::Serialize;
 use super::{
     EngineError,
     errors::not_locked,
-    maintenance::{self, Maintenance},
+    maintenance::{self, Maintenance, MaintenanceState},
     resume,
     runfile::{self, Progress},
 };
 use crate::{
     host::Host,
     journal::{Awaited, Journal, Policy, Receipt, Request, RollbackStarted, Run, fold},
+    model::version::DriverVersion,
+    state::loaded_driver,
 };
 
 /// The document of `status`.
@@ -36,6 +38,9 @@ pub struct StatusSummary {
     /// `upgrade` takes or has taken the node out of service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<Maintenance>,
+    /// The last upgrade failed, and the node is out of service.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed_upgrade: Option<FailedUpgrade>,
     /// A driver failed validation. Until the rollback is finished, each `install` uses the previous
     /// driver.
     pub rollback_started: Option<RollbackStarted>,
@@ -47,6 +52,16 @@ pub struct StatusSummary {
     pub steps_applied: Vec<String>,
     /// A change was interrupted; the next `install` or `uninstall` handles it.
     pub interrupted: bool,
+}
+
+/// A failed upgrade.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct FailedUpgrade {
+    /// The reason. `None` in journals of older versions.
+    pub why: Option<String>,
+    /// The driver that is loaded now. `None` if none is loaded, or if its version cannot be read.
+    pub driver: Option<DriverVersion>,
 }
 
 /// A run in progress, or a run that was interrupted.
@@ -77,6 +92,16 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<StatusSummary, Engin
         .awaited
         .as_ref()
         .is_some_and(|awaited| awaited.boot_id.is_some() && awaited.boot_id.as_deref() == boot_id);
+    let maintenance = maintenance::in_progress(&receipt, alive);
+    let has_failed = maintenance.is_some_and(|one| one.state == MaintenanceState::Failed);
+    let failed_upgrade = match has_failed {
+        true => Some(FailedUpgrade {
+            why: (receipt.runs.iter().rev())
+                .find_map(|run| run.ended.as_ref()?.upgrade_failed.clone()),
+            driver: loaded_driver(&*host.files).ok().flatten(),
+        }),
+        false => None,
+    };
     Ok(StatusSummary {
         interrupted: !alive && receipt.applied.iter().any(|applied| applied.open),
         changes_applied: receipt.applied.len(),
@@ -92,7 +117,8 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<StatusSummary, Engin
         unfinished_boots: (receipt.unfinished.iter())
             .filter(|boot| Some(boot.boot_id.as_str()) != boot_id)
             .count(),
-        maintenance: maintenance::in_progress(&receipt, alive),
+        maintenance,
+        failed_upgrade,
         gave_up: receipt.gave_up,
         rollback_started: receipt.rollback_started,
         request: receipt.request,

@@ -22,7 +22,7 @@ pub struct RunStatus {
     /// [`SCHEMA`].
     pub schema: u32,
     pub run: String,
-    /// `install` or `uninstall`.
+    /// `install`, `upgrade` or `uninstall`.
     pub mode: String,
     pub state: RunState,
     /// Start of the run.

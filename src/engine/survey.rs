@@ -348,7 +348,7 @@ pub(super) const fn stands_in_the_way(outcome: Outcome) -> bool {
 pub(super) fn hint_by_old_lists(mode: Mode, hint: &str) -> String {
     let first = match mode {
         // The step is assessed again as soon as only outdated lists block the run.
-        Mode::Install | Mode::Uninstall => {
+        Mode::Install | Mode::Upgrade | Mode::Uninstall => {
             "the package lists may be outdated; new ones are downloaded when no other step blocks \
              the run"
         }

@@ -293,6 +293,7 @@ mod tests {
             exit,
             summary: Summary::default(),
             node: None,
+            upgrade_failed: None,
             cpu_seconds: None,
         }
     }

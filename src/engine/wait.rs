@@ -208,6 +208,7 @@ mod tests {
                 exit,
                 summary: crate::event::Summary::default(),
                 node: None,
+                upgrade_failed: None,
             }),
         })
     }

@@ -75,7 +75,7 @@ pub enum Record {
     RunStarted {
         /// The version of gpu-bootstrap.
         tool: String,
-        /// `install` or `uninstall`.
+        /// `install` or `uninstall`. The mode of `upgrade` is `install`, with [`Request::upgrade`].
         mode: String,
         /// The cloud's instance id, or the DMI UUID. A new id means that the image was cloned.
         instance_id: Option<String>,
@@ -190,6 +190,9 @@ pub enum Record {
         /// The node, if it is ready.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         node: Option<Box<NodeSummary>>,
+        /// The reason an upgrade failed or did not start, if the node stays out of service.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        upgrade_failed: Option<String>,
         /// The CPU time of gpu-bootstrap itself in seconds, without the programs that it started. Absent in journals of older
         /// versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]

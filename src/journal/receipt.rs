@@ -108,7 +108,7 @@ pub struct Unfinished {
 #[serde(rename_all = "kebab-case")]
 pub struct Run {
     pub id: String,
-    /// `install` or `uninstall`.
+    /// The command: `install`, `upgrade` or `uninstall`.
     pub mode: String,
     /// The version of gpu-bootstrap.
     pub tool: String,
@@ -116,6 +116,13 @@ pub struct Run {
     pub started: jiff::Timestamp,
     /// The result. `None` if the run was interrupted or is still running.
     pub ended: Option<Ended>,
+}
+
+impl Run {
+    /// Whether the run applied changes instead of undoing them.
+    pub fn installs(&self) -> bool {
+        self.mode != "uninstall"
+    }
 }
 
 /// The result of a run.
@@ -131,6 +138,9 @@ pub struct Ended {
     /// The node, if it is ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<Box<NodeSummary>>,
+    /// The reason an upgrade failed or did not start, if the node stays out of service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upgrade_failed: Option<String>,
 }
 
 /// A change that was applied, completely or in part, and not undone.
@@ -241,7 +251,10 @@ fn step(receipt: &mut Receipt, applied: &mut BTreeMap<u64, AppliedChange>, line:
         } => {
             receipt.runs.push(Run {
                 id: line.run.clone(),
-                mode: mode.clone(),
+                mode: match request.upgrade && mode == "install" {
+                    true => "upgrade".to_owned(),
+                    false => mode.clone(),
+                },
                 tool: tool.clone(),
                 started: line.at,
                 ended: None,
@@ -359,6 +372,7 @@ fn step(receipt: &mut Receipt, applied: &mut BTreeMap<u64, AppliedChange>, line:
             exit,
             summary,
             node,
+            upgrade_failed,
             ..
         } => {
             if let Some(run) = receipt.runs.iter_mut().rfind(|run| run.id == line.run) {
@@ -367,12 +381,12 @@ fn step(receipt: &mut Receipt, applied: &mut BTreeMap<u64, AppliedChange>, line:
                     exit: *exit,
                     summary: *summary,
                     node: node.clone(),
+                    upgrade_failed: upgrade_failed.clone(),
                 });
             }
             receipt.unfinished.clear();
             // An `install` with a partial result has finished its work.
-            let is_install =
-                (receipt.runs.iter()).any(|run| run.id == line.run && run.mode == "install");
+            let is_install = (receipt.runs.iter()).any(|run| run.id == line.run && run.installs());
             let is_done = *exit == Exit::Ok.code() || (is_install && *exit == Exit::Partial.code());
             if is_done {
                 receipt.reboots = 0;

@@ -58,8 +58,8 @@ impl Record {
             Self::Validated { .. }
             | Self::RollbackFinished { .. }
             | Self::Applied { .. }
-            | Self::Interrupted { .. }
-            | Self::RunFinished { .. } => Vec::new(),
+            | Self::Interrupted { .. } => Vec::new(),
+            Self::RunFinished { upgrade_failed, .. } => upgrade_failed.iter_mut().collect(),
         };
         for text in texts {
             *text = secrets.hide(text).into_owned();

@@ -9,7 +9,8 @@ use super::{
     style::Ink,
 };
 use crate::{
-    engine::{Current, Maintenance, MaintenanceState, StatusSummary},
+    check::{INSTALL, UPGRADE},
+    engine::{Current, FailedUpgrade, Maintenance, MaintenanceState, StatusSummary},
     journal::RollbackStarted,
     model::text::counted,
 };
@@ -19,8 +20,6 @@ const TEXT: usize = 10;
 
 /// An introduction, and the command to run next.
 type NextStep = (&'static str, &'static str);
-
-const INSTALL: &str = "gpu-bootstrap install";
 
 /// Writes the current run or the last result, a pending reboot, and the next command.
 ///
@@ -71,10 +70,20 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
             }
             MaintenanceState::OutOfService => format!("out of service since {since}"),
             MaintenanceState::Failed => {
-                format!("out of service since {since}; the upgrade failed")
+                let failed = status.failed_upgrade.as_ref();
+                let why = failed.and_then(|failed| failed.why.as_ref());
+                let why = why.map_or_else(String::new, |why| format!(": {why}"));
+                format!("out of service since {since}; the upgrade failed{why}")
             }
         };
         lines.push(("upgrade", text));
+    }
+    if let Some(FailedUpgrade { driver, .. }) = &status.failed_upgrade {
+        let text = match driver {
+            Some(driver) => format!("{driver} is loaded"),
+            None => "none is loaded, or its version cannot be read".to_owned(),
+        };
+        lines.push(("driver", text));
     }
     if status.gave_up.is_none() && status.unfinished_boots > 0 {
         let boots = match status.unfinished_boots {
@@ -107,6 +116,27 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
     to.flush()
 }
 
+/// The command that continues the last run.
+fn again(status: &StatusSummary) -> &'static str {
+    let upgrades = status.request.as_ref().is_some_and(|one| one.upgrade);
+    match upgrades || status.maintenance.is_some() {
+        true => UPGRADE,
+        false => INSTALL,
+    }
+}
+
+/// The next command after a run with an error.
+fn after_error(status: &StatusSummary) -> NextStep {
+    match status.maintenance.map(|one| one.state) {
+        Some(MaintenanceState::Failed) => (
+            "With another driver in the settings, to try again, or with the previous one, to return the node to service:",
+            UPGRADE,
+        ),
+        Some(_) => ("To continue the upgrade:", UPGRADE),
+        None => ("To see the current problems:", "gpu-bootstrap check"),
+    }
+}
+
 /// The first line, and the next command if there is one.
 fn verdict(status: &StatusSummary) -> (Ink, String, Option<NextStep>) {
     let alive = status.current.as_ref().filter(|current| current.alive);
@@ -123,7 +153,7 @@ fn verdict(status: &StatusSummary) -> (Ink, String, Option<NextStep>) {
     }
     if let Some(why) = &status.gave_up {
         let text = format!("gave up: {why}");
-        return (Ink::Bad, text, Some(("To try again:", INSTALL)));
+        return (Ink::Bad, text, Some(("To try again:", again(status))));
     }
     if let Some(awaited) = &status.awaited_reboot {
         let by_itself = "the run continues automatically";
@@ -135,19 +165,19 @@ fn verdict(status: &StatusSummary) -> (Ink, String, Option<NextStep>) {
             (true, false) => {
                 let text = format!("waiting for a reboot: {}", awaited.why);
                 let why = "Reboot, then continue with:";
-                (Ink::Doubt, text, Some((why, INSTALL)))
+                (Ink::Doubt, text, Some((why, again(status))))
             }
             (false, true) => (Ink::Doubt, format!("rebooted: {by_itself}"), None),
             (false, false) => {
                 let text = "rebooted: the run was not continued".to_owned();
-                (Ink::Doubt, text, Some(("To continue:", INSTALL)))
+                (Ink::Doubt, text, Some(("To continue:", again(status))))
             }
         };
     }
     if status.interrupted {
         let text = "interrupted: a change was started but did not finish".to_owned();
         let why = "To continue (or `gpu-bootstrap uninstall` to undo):";
-        return (Ink::Bad, text, Some((why, INSTALL)));
+        return (Ink::Bad, text, Some((why, again(status))));
     }
     let Some(run) = &status.last else {
         let text = "gpu-bootstrap has not run on this machine yet".to_owned();
@@ -161,12 +191,11 @@ fn verdict(status: &StatusSummary) -> (Ink, String, Option<NextStep>) {
         }
         Some(ended) => {
             let text = format!("not done: `{}` ended with status {}", run.mode, ended.exit);
-            let why = "To see the current problems:";
-            (Ink::Bad, text, Some((why, "gpu-bootstrap check")))
+            (Ink::Bad, text, Some(after_error(status)))
         }
         None => {
             let text = format!("interrupted: `{}` ended without a result", run.mode);
-            (Ink::Bad, text, Some(("To continue:", INSTALL)))
+            (Ink::Bad, text, Some(("To continue:", again(status))))
         }
     }
 }
@@ -222,6 +251,7 @@ mod tests {
             unfinished_boots: 0,
             gave_up: None,
             maintenance: None,
+            failed_upgrade: None,
             rollback_started: None,
             request: None,
             changes_applied: 0,

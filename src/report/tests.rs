@@ -552,8 +552,8 @@ fn failed_install_shows_causes_and_hint() {
         why: "nouveau is loaded".to_owned(),
         automatic: false,
     });
-    for (upgrade, command) in [(false, "install"), (true, "upgrade")] {
-        report.upgrade = upgrade;
+    for (mode, command) in [(Mode::Install, "install"), (Mode::Upgrade, "upgrade")] {
+        report.mode = mode;
         assert_eq!(
             text(|to| human::troubles(to, &report, Style::default())),
             format!(

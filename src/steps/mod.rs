@@ -56,6 +56,7 @@ pub use mig::UNIT as MIG_UNIT;
 pub use module::AFTER_MODULES;
 pub(crate) use prebuilt::override_starts;
 pub(crate) use program::{PACKAGED, USUAL, program_in};
+pub use upgrade_timer::TIMER as UPGRADE_TIMER_UNIT;
 
 use crate::{
     config::desired::{Daemon, RuntimeKind},

@@ -20,7 +20,8 @@ use crate::{
 
 /// The service that runs `upgrade`.
 pub const SERVICE: &str = "gpu-bootstrap-upgrade.service";
-const TIMER: &str = "gpu-bootstrap-upgrade.timer";
+/// The timer that starts it.
+pub const TIMER: &str = "gpu-bootstrap-upgrade.timer";
 
 /// The `upgrade.timer` step.
 pub(super) fn step() -> Step {

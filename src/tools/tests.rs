@@ -191,6 +191,7 @@ fn commands(value: &str) -> Vec<Cmd> {
             kubectl.node(path, &node),
             kubectl.version(path),
             kubectl.pods(path, &node),
+            kubectl.may_evict(path, (value, value), value.to_owned()),
         ]);
     }
     cmds.extend(queries.iter().map(|query| query.cmd().clone()));

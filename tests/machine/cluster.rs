@@ -165,6 +165,8 @@ fn pods(state: &mut State) -> Output {
 
 /// Evicts the pod with this address.
 fn evict(state: &mut State, address: &str) -> Output {
+    let is_dry_run = address.ends_with("?dryRun=All");
+    let address = address.trim_end_matches("?dryRun=All");
     let name = (address.strip_suffix("/eviction")).and_then(|path| path.rsplit('/').next());
     let name = name.expect("an eviction");
     let Some(pod) = (state.pods.iter_mut()).find(|pod| pod.object["metadata"]["name"] == name)
@@ -173,13 +175,15 @@ fn evict(state: &mut State, address: &str) -> Output {
         return failed(1, why);
     };
     if pod.refusals > 0 {
-        pod.refusals -= 1;
+        pod.refusals -= u32::from(!is_dry_run);
         return failed(
             1,
             "Error from server (TooManyRequests): Cannot evict pod as it would violate the pod's disruption budget.\n",
         );
     }
-    pod.object["metadata"]["deletionTimestamp"] = json!("2026-11-28T00:00:00Z");
+    if !is_dry_run {
+        pod.object["metadata"]["deletionTimestamp"] = json!("2026-11-28T00:00:00Z");
+    }
     ok("")
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use gpu_bootstrap::{
     host::{
-        HttpError,
+        Clock as _, HttpError,
         fake::{self, Mutation, ok},
     },
     journal::{Journal, Record},
@@ -397,8 +397,15 @@ fn process_that_uses_a_gpu_blocks() {
 fn lock_that_is_held_blocks() {
     let machine = node();
     machine.fakes.http.forget(LOCK);
-    let ran = run(&machine, "upgrade", &AFTER);
+    let began = machine.fakes.clock.monotonic();
+    let limit = ["--set", "fleet.lock-timeout=40s"];
+    let ran = run(&machine, "upgrade", &[&AFTER[..], &limit].concat());
     assert_stayed(&machine, &ran, "the server returned 404");
+    assert!(!ran.out.contains("released"), "{}", told(&ran));
+    // The last pause is shorter.
+    assert_eq!(lock_requests(&machine), [LOCK, LOCK, LOCK, UNLOCK]);
+    let waited = machine.fakes.clock.monotonic() - began;
+    assert!(waited.as_secs() < 60, "{waited:?}");
 }
 
 /// The GPUs of a node that waits for the lock are in use, so its alerts are not silent.
@@ -524,7 +531,7 @@ fn driver_without_a_way_back_is_kept() {
 }
 
 #[test]
-fn upgrade_waits_for_its_window() {
+fn upgrade_only_starts_in_its_window() {
     let machine = node();
     let now = "2026-11-27T12:00:00Z".parse().expect("a time");
     machine.fakes.clock.set(now);
@@ -535,6 +542,11 @@ fn upgrade_waits_for_its_window() {
         why(&ran).contains("opens at 2026-11-28T02:00:00Z"),
         "{}",
         why(&ran)
+    );
+    assert!(
+        ran.out.contains("run `gpu-bootstrap upgrade` again then"),
+        "{}",
+        told(&ran)
     );
     assert!(driver(&machine).starts_with("580."));
     assert!(!is_cordoned(&machine.state));
@@ -615,6 +627,18 @@ fn failed_driver_is_rolled_back_and_the_node_stays_cordoned() {
         check.out
     );
     assert_eq!(condition(&machine), "UpgradeFailed");
+    let status = machine.run(&["status"]).out;
+    let status: Vec<&str> = status.split_whitespace().collect();
+    let status = status.join(" ");
+    for part in [
+        "not done: `upgrade` ended with status 6",
+        "the upgrade failed: driver 595.91.07 failed validation",
+        "is installed again and passed validation",
+        "is loaded",
+        "to return the node to service: gpu-bootstrap upgrade",
+    ] {
+        assert!(status.contains(part), "{part}: {status}");
+    }
     // With the previous driver in the settings, the node returns to service.
     let ran = run(&machine, "upgrade", &BEFORE);
     assert_eq!(ran.exit, 0, "{}", told(&ran));
@@ -676,6 +700,10 @@ fn dry_run_lists_the_pods_and_changes_nothing() {
         &machine,
         vec![
             pod("web", Some("ReplicaSet"), Value::Null),
+            Pod {
+                refusals: u32::MAX,
+                ..pod("budget", Some("ReplicaSet"), Value::Null)
+            },
             pod("own", None, Value::Null),
         ],
     );
@@ -683,16 +711,42 @@ fn dry_run_lists_the_pods_and_changes_nothing() {
     let ran = run(&machine, "upgrade", &[&AFTER[..], &["--dry-run"]].concat());
     assert_eq!(ran.exit, 4, "{}", told(&ran));
     for part in [
-        "evict default/web",
+        "evict default/web\"",
+        "evict default/budget, which is not permitted now: Cannot evict pod as it would violate the pod's disruption budget. \
+         If this does not change within 900 s",
         "reboot if the new driver differs from the loaded driver 580.",
         "the upgrade would not start",
-        "default/own has no controller",
+        "default/own has no controller that starts it on another node: it blocks the upgrade, unless \
+         `fleet.evict-unmanaged` is true",
     ] {
         assert!(ran.out.contains(part), "{part}: {}", told(&ran));
     }
     assert_eq!(fake::diff(&before, &machine.snapshot()), [""; 0]);
-    assert_eq!(pods(&machine), ["web", "own"]);
+    assert_eq!(pods(&machine), ["web", "budget", "own"]);
     assert!(!is_cordoned(&machine.state));
+}
+
+/// `install` would replace the driver without taking the node out of service.
+#[test]
+fn check_recommends_an_upgrade_only_if_jobs_would_stop() {
+    let machine = node();
+    let command = |options: &[&str], id: &str| {
+        let ran = run(&machine, "check", options);
+        let document: Value = serde_json::from_str(&ran.out).expect("JSON");
+        let findings = document["findings"].as_array().expect("findings");
+        let finding = findings.iter().find(|one| one["id"] == id).expect(id);
+        assert_eq!(finding["status"], "fail", "{finding}");
+        finding["command"].as_str().map(str::to_owned)
+    };
+    let hold = ["--set", r#"hold-extra=["bash"]"#];
+    let install = Some("gpu-bootstrap install".to_owned());
+    let upgrade = Some("gpu-bootstrap upgrade".to_owned());
+    let quiet = [&BEFORE[..], &hold].concat();
+    assert_eq!(command(&quiet, "packages.hold"), install);
+    assert_eq!(command(&AFTER, "driver.packages"), upgrade);
+    // `install` would also replace the driver.
+    let both = [&AFTER[..], &hold].concat();
+    assert_eq!(command(&both, "packages.hold"), upgrade);
 }
 
 /// After a kill at any change, the node is in service with the previous driver, or it is cordoned with a reason. The next run

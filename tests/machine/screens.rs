@@ -45,6 +45,14 @@ fn broken() -> Machine {
     machine
 }
 
+/// cloud-init must not wait for a run that may never start.
+#[test]
+fn wait_without_a_run_ends_with_the_reason() {
+    let ran = bare().run(&["status", "--wait"]);
+    assert_eq!(ran.exit, 0);
+    assert!(ran.err.contains("no run was started"), "{}", ran.err);
+}
+
 const WIDTH: usize = 120;
 
 /// The number of lines of a plan that are compared. The plan of the bare machine is compared completely.

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::{footer, next_step, notes};
 use crate::{
-    check::{Finding, INSTALL, Verdict},
+    check::{Finding, Verdict, is_repair},
     checks::NO_GPU,
     engine::{RunReport, StepReport},
     event::Outcome,
@@ -130,8 +130,8 @@ impl<'r> Sorted<'r> {
         let is_alone = self.differences.is_empty() && self.aside.is_empty();
         let risk = risk.filter(|one| one.status == Verdict::Fail || !is_alone && is_acute(one));
         let blocked = self.differences.first().copied();
-        let blocked = blocked
-            .filter(|one| one.status == Verdict::Fail && one.command.as_deref() != Some(INSTALL));
+        let blocked =
+            blocked.filter(|one| one.status == Verdict::Fail && !is_repair(one.command.as_deref()));
         self.faults.first().copied().or(risk).or(blocked)
     }
 

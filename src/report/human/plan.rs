@@ -202,8 +202,11 @@ fn readable(line: &str, summary: &str) -> Option<String> {
 }
 
 fn end(to: &mut dyn Write, report: &RunReport, command: &str, style: Style) -> io::Result<()> {
+    let words = command.split(' ');
+    let verb = words.skip_while(|word| *word != "gpu-bootstrap").nth(1);
+    let verb = verb.unwrap_or("install");
     if report.summary().blocked > 0 {
-        return writeln!(to, "\n`install` changes nothing until this is resolved.");
+        return writeln!(to, "\n`{verb}` changes nothing until this is resolved.");
     }
     let changes = || report.steps.iter().flat_map(|step| &step.changes);
     if changes().next().is_none() {
@@ -211,10 +214,12 @@ fn end(to: &mut dyn Write, report: &RunReport, command: &str, style: Style) -> i
     }
     let reboots = changes().any(|change| change.kind == "reboot");
     let text = if reboots {
-        "Nothing was changed. The plan includes a reboot; with `--reboot`, `install` reboots and continues automatically. \
-         To apply the plan:"
+        format!(
+            "Nothing was changed. The plan includes a reboot; with `--reboot`, `{verb}` reboots and continues \
+             automatically. To apply the plan:"
+        )
     } else {
-        "Nothing was changed. To apply the plan:"
+        "Nothing was changed. To apply the plan:".to_owned()
     };
-    next_step(to, text, command, style)
+    next_step(to, &text, command, style)
 }

@@ -79,7 +79,10 @@ fn verdict(report: &RunReport) -> (Ink, String) {
             _ => (Ink::Good, "undone: all changes were reverted".to_owned()),
         },
         // An upgrade outside of the maintenance window.
-        Exit::Ok if summary.not_run > 0 => (Ink::Doubt, "not upgraded yet".to_owned()),
+        Exit::Ok if summary.not_run > 0 => (
+            Ink::Doubt,
+            "not upgraded yet: nothing was changed".to_owned(),
+        ),
         Exit::Ok => (Ink::Good, done(&changed, &summary)),
         Exit::RebootRequired => (
             Ink::Doubt,
@@ -140,7 +143,7 @@ fn rollback_finished(report: &RunReport) -> bool {
             Outcome::Changed | Outcome::Satisfied | Outcome::NotApplicable
         )
     };
-    let install = report.mode == Mode::Install && report.exit == Exit::StepFailed;
+    let install = report.mode != Mode::Uninstall && report.exit == Exit::StepFailed;
     install && !report.steps.is_empty() && report.steps.iter().all(is_done)
 }
 
@@ -164,15 +167,6 @@ fn done(changed: &str, summary: &Summary) -> String {
             "prepared: {changed}; the first boot finishes {}",
             things(count)
         ),
-    }
-}
-
-/// The command that continues the run.
-const fn command(report: &RunReport) -> &'static str {
-    match report.mode {
-        Mode::Uninstall => "gpu-bootstrap uninstall",
-        _ if report.upgrade => "gpu-bootstrap upgrade",
-        _ => "gpu-bootstrap install",
     }
 }
 
@@ -216,6 +210,10 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
             "run the same command again: it continues here. `--deadline` sets the time limit";
         block(to, style, &text, &[], Some(hint))?;
     }
+    let options = match report.mode {
+        Mode::Uninstall => "",
+        _ => ", with the same options",
+    };
     let say = |to: &mut dyn Write, text: &str| writeln!(to, "\n{}", style.hanging("", text));
     match (&report.reboot, report.exit) {
         (Some(reboot), _) if reboot.automatic => say(
@@ -225,22 +223,18 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
         (Some(reboot), _) => {
             say(to, &format!("a reboot is needed: {}", reboot.why))?;
             let text = "After the reboot, with the same options:";
-            next_step(to, text, command(report), style)?;
+            next_step(to, text, report.mode.command(), style)?;
         }
         (None, Exit::Partial) => {
-            let options = match report.mode {
-                Mode::Uninstall => "",
-                _ => ", with the same options",
-            };
             let text = format!(
                 "The remaining changes stay recorded. When the problem is solved{options}:"
             );
-            next_step(to, &text, command(report), style)?;
+            next_step(to, &text, report.mode.command(), style)?;
         }
-        (None, Exit::Interrupted | Exit::Terminated) => say(
-            to,
-            "all changes are recorded; run the same command again to continue",
-        )?,
+        (None, Exit::Interrupted | Exit::Terminated) => {
+            let text = format!("All changes are recorded. To continue{options}:");
+            next_step(to, &text, report.mode.command(), style)?;
+        }
         _ => {}
     }
     to.flush()
@@ -328,6 +322,21 @@ mod tests {
             "not ready: exit status 6"
         );
         assert_eq!(of(&[]), "not ready: exit status 6");
+    }
+
+    #[test]
+    fn interrupted_run_ends_with_the_command_that_continues_it() {
+        for (mode, next) in rows! {
+            Mode::Upgrade, "To continue, with the same options:\n\n    gpu-bootstrap upgrade\n";
+            Mode::Uninstall, "To continue:\n\n    gpu-bootstrap uninstall\n";
+        } {
+            for exit in [Exit::Interrupted, Exit::Terminated] {
+                let mut said = Vec::new();
+                troubles(&mut said, &report(mode, exit), Style::default()).unwrap();
+                let said = String::from_utf8(said).unwrap();
+                assert!(said.ends_with(next), "{said}");
+            }
+        }
     }
 
     #[test]

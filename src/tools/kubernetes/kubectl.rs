@@ -196,6 +196,24 @@ impl Kubectl {
             .stdin(Secret::new(eviction))
     }
 
+    /// Queries whether the eviction of a pod is permitted now, with the same permission and the same result as
+    /// [`Kubectl::evict`]. The API server evaluates the disruption budgets, but neither evicts the pod nor counts the request
+    /// (kubernetes/kubernetes, `pkg/registry/core/pod/storage/eviction.go`, `checkAndDecrement`). A kubelet may not read the
+    /// budgets themselves.
+    pub fn may_evict(
+        self,
+        kubeconfig: &Utf8Path,
+        (namespace, pod): (&str, &str),
+        eviction: String,
+    ) -> Query {
+        let address =
+            format!("--raw=/api/v1/namespaces/{namespace}/pods/{pod}/eviction?dryRun=All");
+        let args = self.args(kubeconfig, &["create", &address, "--filename=-"], []);
+        Query::new(self.program, args)
+            .deadline(DEADLINE)
+            .stdin(Secret::new(eviction))
+    }
+
     /// Applies a JSON merge patch to the node: `null` removes a field. A kubelet may change its own node, except its taints and
     /// some labels (kubernetes/kubernetes, `plugin/pkg/admission/noderestriction/admission.go`, `admitNode`).
     pub fn patch(self, kubeconfig: &Utf8Path, name: &NodeName, patch: &Value) -> Cmd {
