@@ -5,7 +5,7 @@
 #
 # NAME.gfd contains the labels of NVIDIA GPU Feature Discovery, NAME.json the NVML data that gpu-bootstrap reads. NAME.yaml, if it
 # exists, is the configuration of the device plugin as gpu-bootstrap writes it, which shares the GPUs. Requires root,
-# `cargo build --workspace`, and the GPU Feature Discovery binary, which the Go module proxy does not provide. Build it in a
+# `cargo build --workspace`, and the GPU Feature Discovery binary, whose version the Go module proxy does not have. Build it in a
 # checkout of NVIDIA/k8s-device-plugin: `go build -mod=mod -ldflags '-extldflags=-Wl,-z,lazy' ./cmd/gpu-feature-discovery`.
 # The labels were recorded with v0.20.0, commit 1b826acc6af3079d8923bac395c3124b8861a9a6.
 set -eu
