@@ -412,6 +412,8 @@ fn dra_driver_replaces_the_device_plugin() {
             let queue = json!({"name": class, "nominalQuota": count});
             let mut resources = array(&group["flavors"][0]["resources"]);
             assert!(resources.any(|one| *one == queue), "{group}");
+            let capability = &find(&documents, "Queue", "gpus")["spec"]["capability"];
+            assert_eq!(*capability, json!({format!("deviceclass/{class}"): count}));
         }
         let template = find(&documents, "ResourceClaimTemplate", "gpu-test");
         let shared = find(&documents, "ResourceClaim", "shared-gpu");

@@ -45,10 +45,6 @@ const PLUGIN_SOCKETS: &str = "/var/lib/kubelet/device-plugins";
 /// The files that only the DRA driver needs.
 const OF_DRA: [&str; 3] = [DRA_PLUGIN, "policies/40-shared-claim.yaml", TEST_CLAIM];
 
-/// The template that is omitted with the DRA driver: Volcano counts device classes since 1.15 (release notes), but the format of
-/// their quotas is unverified.
-const VOLCANO: &str = "queues/volcano.yaml";
-
 /// The template of the MPS control daemon.
 const MPS: &str = "35-mps-control-daemon.yaml";
 
@@ -329,7 +325,7 @@ fn documents(node: &Node, out: &Utf8Path) -> Result<Vec<(Utf8PathBuf, String)>, 
         let is_wanted = match name {
             TEST_CLAIM => is_dra && node.has_test_pod,
             _ if OF_DRA.contains(&name) => is_dra,
-            DEVICE_PLUGIN | VOLCANO => !is_dra,
+            DEVICE_PLUGIN => !is_dra,
             RUNTIME_CLASS => node.runtime_class == RuntimeClass::Created,
             MPS => node.plugin.mps().is_some(),
             TEST_POD => !is_dra && node.has_test_pod,

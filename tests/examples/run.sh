@@ -6,8 +6,7 @@
 # tests, Packer the template, slurmd its configuration, ShellCheck the scripts, and actionlint and zizmor the workflows. The Compose
 # file is validated with the schema of Docker Compose. The dashboard is validated with the schema of Grafana; tests/readers tests its
 # queries and the alert rules in Prometheus. `cargo test` validates all TOML files. The objects of `gpu-bootstrap manifests` are
-# validated with the API schema of Kubernetes and of Kueue. The queue of Volcano is not validated, because the Go module proxy does
-# not have its module. For Nomad and OKE, only the HCL syntax is tested: no package registry has their validators. The arguments for
+# validated with the API schemas of Kubernetes, Kueue and Volcano. For Nomad and OKE, only the HCL syntax is tested: no package registry has their validators. The arguments for
 # OpenStack are compared with the documentation of its provider.
 #
 # tools.sh installs the tools and lists the requirements.
@@ -118,7 +117,8 @@ step "Manifests"
 version=$(sed -n 's/^.*k8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' tests/vm/kubernetes/go.mod | head -n 1)
 (cd / && go mod download -json "k8s.io/kubernetes@$version") >"$work/kubernetes.json"
 (cd / && go mod download -json sigs.k8s.io/kueue@v0.17.0) >"$work/kueue.json"
-python3 tests/examples/check.py manifests "$program" "$work/kubernetes.json" "$work/kueue.json"
+(cd / && go mod download -json volcano.sh/volcano@v1.15.1) >"$work/volcano.json"
+python3 tests/examples/check.py manifests "$program" "$work/kubernetes.json" "$work/kueue.json" "$work/volcano.json"
 
 step "Scripts of the tests and the release"
 shellcheck --external-sources tests/vm/runner/files/*.sh tests/examples/*.sh tests/release-files/*.sh release/*.sh

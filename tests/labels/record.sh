@@ -3,8 +3,9 @@
 #
 #     tests/labels/record.sh GPU-FEATURE-DISCOVERY
 #
-# NAME.gfd contains the labels of NVIDIA GPU Feature Discovery, NAME.json the NVML data that gpu-bootstrap reads. Requires root,
-# `cargo build --workspace`, and the GPU Feature Discovery binary, which the Go module proxy does not provide. Build it in a
+# NAME.gfd contains the labels of NVIDIA GPU Feature Discovery, NAME.json the NVML data that gpu-bootstrap reads. NAME.yaml, if it
+# exists, is the configuration of the device plugin as gpu-bootstrap writes it, which shares the GPUs. Requires root,
+# `cargo build --workspace`, and the GPU Feature Discovery binary, whose version the Go module proxy does not have. Build it in a
 # checkout of NVIDIA/k8s-device-plugin: `go build -mod=mod -ldflags '-extldflags=-Wl,-z,lazy' ./cmd/gpu-feature-discovery`.
 # The labels were recorded with v0.20.0, commit 1b826acc6af3079d8923bac395c3124b8861a9a6.
 set -eu
@@ -35,15 +36,19 @@ for inventory in tests/labels/*.toml; do
     if [ -n "$product" ]; then
         echo "$product" >"$work/product"
     fi
+    config=
+    if [ -e "$name.yaml" ]; then
+        config=$(realpath "$name.yaml")
+    fi
     GPU_FAKE_NVML=$(realpath "$inventory") LD_LIBRARY_PATH=$work \
         unshare --mount --propagation=private sh -eu -c '
-            work=$1 gfd=$2 program=$3 strategy=$4 out=$5
+            work=$1 gfd=$2 program=$3 strategy=$4 out=$5 config=$6
             mount --bind "$work/bus" /sys/bus/pci/devices
             mount --bind "$work/module" /sys/module
-            "$gfd" --oneshot --no-timestamp --use-node-feature-api=false --mig-strategy "$strategy" \
+            "$gfd" --oneshot --no-timestamp --use-node-feature-api=false --mig-strategy "$strategy" ${config:+--config-file "$config"} \
                 --device-discovery-strategy nvml --machine-type-file "$work/product" --output-file "" \
                 2>"$work/log" | LC_ALL=C sort >"$out.gfd" || { cat "$work/log" >&2; exit 1; }
             "$program" nvml-view | python3 -m json.tool >"$out.json"
-        ' sh "$work" "$gfd" "$debug/gpu-bootstrap" "$(value strategy)" "$(realpath "$name")"
+        ' sh "$work" "$gfd" "$debug/gpu-bootstrap" "$(value strategy)" "$(realpath "$name")" "$config"
     [ -s "$name.gfd" ] || { echo "$name: no labels" >&2; cat "$work/log" >&2; exit 1; }
 done

@@ -41,6 +41,12 @@ const KUEUE_CLASSES: &str = "\
 # Kueue 0.18), and map each class in `resources.deviceClassMappings` of its configuration, for example
 # `{name: gpu.nvidia.com, deviceClassNames: [gpu.nvidia.com]}`.";
 
+/// The comment of the queue of Volcano with the DRA driver. Source: volcano.sh/volcano v1.15.1 (commit 0a56ed33),
+/// docs/user-guide/how_to_use_dra_quota.md, and `parseDRAResourceList` in pkg/scheduler/plugins/capacity/capacity.go.
+const VOLCANO_CLASSES: &str = "\
+# The capability has the names of the device classes. Volcano counts them since 1.15, and only if the configuration of its scheduler
+# has the plugin `capacity` instead of `proportion`.";
+
 /// The values of all placeholders, without `@`.
 type Values = BTreeMap<String, String>;
 
@@ -187,8 +193,19 @@ impl Node {
                 lines(&|name, count| format!("- {{name: {name}, nominalQuota: {count}}}")),
             ),
             (
+                "VOLCANO-CLASSES",
+                if is_dra {
+                    VOLCANO_CLASSES.to_owned()
+                } else {
+                    String::new()
+                },
+            ),
+            (
                 "VOLCANO-CAPABILITY",
-                lines(&|name, count| format!("{name}: {count}")),
+                lines(&|name, count| match is_dra {
+                    true => format!("deviceclass/{name}: {count}"),
+                    false => format!("{name}: {count}"),
+                }),
             ),
             ("TEST-RESOURCE", format!("{requested}: 1")),
             ("DEVICE-CLASS", requested.to_owned()),

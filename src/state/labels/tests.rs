@@ -5,7 +5,7 @@ use std::fs;
 
 use super::*;
 use crate::{
-    host::{FabricProgress, GpuFabric, MigDevice, MigShare},
+    host::{FabricProgress, GpuFabric, MigDevice},
     mig::MigStrategy,
     steps::fixtures::{facts, nvml_device},
 };
@@ -40,7 +40,8 @@ fn labels_match_gpu_feature_discovery() {
         .filter_map(|name| Some(name.strip_suffix(".toml")?.to_owned()))
         .collect();
     names.sort();
-    assert!(names.len() >= 13, "{names:?}");
+    assert!(names.len() >= 18, "{names:?}");
+    let mut methods = BTreeSet::new();
     for name in names {
         let file = |kind: &str| {
             let path = format!("{directory}/{name}.{kind}");
@@ -57,6 +58,29 @@ fn labels_match_gpu_feature_discovery() {
             Some("mixed") => MigStrategy::Mixed,
             other => panic!("{name}: the strategy is {other:?}"),
         };
+        let method = match told("sharing") {
+            None => SharingMethod::None,
+            Some("time-slicing") => SharingMethod::TimeSlicing,
+            Some("mps") => SharingMethod::Mps,
+            other => panic!("{name}: the sharing is {other:?}"),
+        };
+        methods.insert(method.name());
+        let resource = told("resource").map(str::to_owned);
+        let plugin = DevicePluginSpec {
+            mig_strategy: strategy,
+            sharing: resource.map(|resource| SharingSpec {
+                method,
+                mps_daemon: (method == SharingMethod::Mps).then_some(MpsDaemon::Cluster),
+                replicas: 4,
+                resources: vec![resource],
+                rename: told("rename") == Some("true"),
+                fail_requests_greater_than_one: true,
+            }),
+        };
+        if plugin.sharing.is_some() {
+            // GPU Feature Discovery has read this file.
+            assert_eq!(plugin.config(), file("yaml"), "{name}");
+        }
         let nvml: Nvml = serde_json::from_str(&file("json")).expect("a view of NVML");
         let Nvml::Ready(view) = &nvml else {
             panic!("{name}: {nvml:?}");
@@ -71,7 +95,7 @@ fn labels_match_gpu_feature_discovery() {
                 ..model.clone()
             })
             .collect();
-        let ours = of(&machine, &nvml, &unshared(strategy)).expect("labels");
+        let ours = of(&machine, &nvml, &plugin).expect("labels");
         assert_eq!(ours.refused, BTreeMap::new(), "{name}");
         let ours: String = (ours.labels.iter())
             .map(|(key, value)| format!("{key}={value}\n"))
@@ -84,134 +108,55 @@ fn labels_match_gpu_feature_discovery() {
         };
         assert_eq!(sorted(&ours), sorted(&file("gfd")), "{name}");
     }
+    assert_eq!(
+        methods.into_iter().collect::<Vec<_>>(),
+        ["mps", "none", "time-slicing"]
+    );
 }
 
-/// The rules of resource.go: `getReplicas`, `getProductName` and `SharingStrategy`.
-#[test]
-fn shared_resources_have_replicas_strategy_and_suffix() {
-    let split = |index| NvmlDevice {
-        mig: Some(true),
-        mig_devices: vec![MigDevice {
-            index: 0,
-            uuid: None,
-            profile: Some("1g.10gb".to_owned()),
-            share: Some(MigShare::default()),
-        }],
-        ..nvml_device(index)
-    };
-    let plugin = |mig_strategy, resource: &str, rename| DevicePluginSpec {
+fn shared_gpus(mig_strategy: MigStrategy, method: SharingMethod) -> DevicePluginSpec {
+    DevicePluginSpec {
         mig_strategy,
         sharing: Some(SharingSpec {
-            method: SharingMethod::TimeSlicing,
-            mps_daemon: None,
-            replicas: 4,
-            resources: vec![resource.to_owned()],
-            rename,
-            fail_requests_greater_than_one: true,
-        }),
-    };
-    let (gpu, mig) = ("nvidia.com/gpu", "nvidia.com/mig-1g.10gb");
-    let of_gpu = |devices: &[NvmlDevice], plugin: &DevicePluginSpec, resource: &str| {
-        let found = of(&facts(), &ready(devices.to_vec()), plugin).expect("labels");
-        ["product", "replicas", "sharing-strategy"].map(|key| {
-            found
-                .labels
-                .get(&format!("{resource}.{key}"))
-                .cloned()
-                .unwrap_or_default()
-        })
-    };
-    let (whole, both) = ([nvml_device(0)], [nvml_device(0), split(1)]);
-    let model = "NVIDIA-H100-80GB-HBM3";
-    for (devices, plugin, resource, product, replicas, strategy) in [
-        (
-            &whole[..],
-            plugin(MigStrategy::None, gpu, false),
-            gpu,
-            format!("{model}-SHARED"),
-            "4",
-            "time-slicing",
-        ),
-        // A renamed resource has no suffix.
-        (
-            &whole,
-            plugin(MigStrategy::None, gpu, true),
-            gpu,
-            model.to_owned(),
-            "4",
-            "time-slicing",
-        ),
-        (
-            &[split(0)],
-            plugin(MigStrategy::Single, gpu, false),
-            gpu,
-            format!("{model}-MIG-1g.10gb-SHARED"),
-            "4",
-            "time-slicing",
-        ),
-        // Only the listed resources are shared.
-        (
-            &both,
-            plugin(MigStrategy::Mixed, mig, false),
-            gpu,
-            model.to_owned(),
-            "1",
-            "none",
-        ),
-        (
-            &both,
-            plugin(MigStrategy::Mixed, mig, false),
-            mig,
-            format!("{model}-MIG-1g.10gb-SHARED"),
-            "4",
-            "time-slicing",
-        ),
-        // A GPU in MIG mode is not offered.
-        (
-            &[split(0)],
-            plugin(MigStrategy::Mixed, gpu, false),
-            gpu,
-            model.to_owned(),
-            "0",
-            "none",
-        ),
-    ] {
-        let found = of_gpu(devices, &plugin, resource);
-        let found = found.each_ref().map(String::as_str);
-        assert_eq!(found, [product.as_str(), replicas, strategy], "{plugin:?}");
-    }
-}
-
-/// The rules of nvml.go: `newSharingLabeler` and `isMPSCapable`.
-#[test]
-fn only_nodes_with_mps_and_without_mig_are_capable() {
-    let plugin = |method, mps_daemon| DevicePluginSpec {
-        mig_strategy: MigStrategy::None,
-        sharing: Some(SharingSpec {
             method,
-            mps_daemon,
+            mps_daemon: (method == SharingMethod::Mps).then_some(MpsDaemon::Cluster),
             replicas: 4,
             resources: vec![GPU.to_owned()],
             rename: false,
             fail_requests_greater_than_one: true,
         }),
+    }
+}
+
+/// The rules of mig-strategy.go, `newGPULabelers`, and of resource.go, `getReplicas`.
+#[test]
+fn gpu_in_mig_mode_has_no_replicas() {
+    let split = NvmlDevice {
+        mig: Some(true),
+        ..nvml_device(0)
     };
-    let mps = plugin(SharingMethod::Mps, Some(MpsDaemon::Cluster));
-    let sliced = plugin(SharingMethod::TimeSlicing, None);
+    let plugin = shared_gpus(MigStrategy::Mixed, SharingMethod::TimeSlicing);
+    let found = of(&facts(), &ready(vec![split]), &plugin).expect("labels");
+    assert_eq!(
+        found.labels["nvidia.com/gpu.product"],
+        "NVIDIA-H100-80GB-HBM3"
+    );
+    assert_eq!(found.labels["nvidia.com/gpu.replicas"], "0");
+    assert_eq!(found.labels["nvidia.com/gpu.sharing-strategy"], "none");
+}
+
+/// The rule of nvml.go, `isMPSCapable`. GPU Feature Discovery sets no labels then.
+#[test]
+fn node_with_mig_is_not_capable_of_mps() {
     let split = NvmlDevice {
         mig: Some(true),
         ..nvml_device(1)
     };
-    for (devices, plugin, strategy, capable) in rows! {
-        vec![nvml_device(0)], &mps, "mps", "true";
-        vec![nvml_device(0), split], &mps, "mps", "false";
-        vec![nvml_device(0)], &sliced, "time-slicing", "false";
-    } {
-        let found = of(&facts(), &ready(devices), plugin).expect("labels");
-        assert_eq!(found.labels["nvidia.com/gpu.sharing-strategy"], strategy);
-        assert_eq!(found.labels["nvidia.com/mps.capable"], capable);
-        assert_eq!(found.labels["nvidia.com/gpu.replicas"], "4");
-    }
+    let plugin = shared_gpus(MigStrategy::None, SharingMethod::Mps);
+    let found = of(&facts(), &ready(vec![nvml_device(0), split]), &plugin).expect("labels");
+    assert_eq!(found.labels["nvidia.com/gpu.sharing-strategy"], "mps");
+    assert_eq!(found.labels["nvidia.com/mps.capable"], "false");
+    assert_eq!(found.labels["nvidia.com/gpu.replicas"], "4");
 }
 
 #[test]

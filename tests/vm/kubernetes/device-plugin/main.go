@@ -1,7 +1,8 @@
-// A fake of NVIDIA's device plugin, whose Go module the proxy of the tests does not have: it registers the devices that
-// `nvidia-smi -L` lists, under the names of the plugin's strategies for MIG (`--mig-strategy`; buildDeviceMapFromConfigResources
-// in internal/rm/device_map.go, and internal/rm/rm.go, of NVIDIA/k8s-device-plugin v0.20.0). A container gets its devices as in
-// the plugin's default strategy "envvar" (see its README): through NVIDIA_VISIBLE_DEVICES, which nvidia's container runtime reads.
+// A fake of NVIDIA's device plugin without a C library, for all machines (the case `join-mig` has the real one). It registers the
+// devices that `nvidia-smi -L` lists, under the names of the plugin's strategies for MIG (`--mig-strategy`;
+// buildDeviceMapFromConfigResources in internal/rm/device_map.go, and internal/rm/rm.go, of NVIDIA/k8s-device-plugin v0.20.0). A
+// container gets its devices as in the plugin's default strategy "envvar" (see its README): through NVIDIA_VISIBLE_DEVICES, which
+// nvidia's container runtime reads.
 package main
 
 import (

@@ -20,8 +20,8 @@ use crate::sh::Cmd;
 use crate::simulation::Fakes;
 use crate::tables::Machines;
 use crate::{
-    agents, almalinux, crictl, disk_image, image, kubernetes, lock, mig_parted, modules, needs,
-    pods, qemu, release, repo, rootfs, toolkit, ubuntu,
+    agents, almalinux, crictl, device_plugin, disk_image, image, kubernetes, lock, mig_parted,
+    modules, needs, pods, qemu, queues, release, repo, rootfs, toolkit, ubuntu,
 };
 
 /// Programs that are compiled from the repository.
@@ -46,6 +46,10 @@ pub struct Wanted {
     pub packages: bool,
     /// Whether a machine has NVIDIA's mig-parted.
     pub mig_parted: bool,
+    /// Whether a machine has NVIDIA's device plugin.
+    pub device_plugin: bool,
+    /// Whether a machine has the definitions of queues.
+    pub queues: bool,
 }
 
 /// Files to put into machines.
@@ -71,6 +75,10 @@ pub struct Assets {
     pub packages: Option<PathBuf>,
     /// The directory with NVIDIA's mig-parted, if a machine needs it.
     pub mig_parted: Option<PathBuf>,
+    /// The directory with NVIDIA's device plugin, if a machine needs it.
+    pub device_plugin: Option<PathBuf>,
+    /// The directory with the definitions of queues, if a machine needs them.
+    pub queues: Option<PathBuf>,
     pub fakes: Fakes,
 }
 
@@ -163,6 +171,14 @@ pub fn prepare(
             true => timed("mig-parted, compiled", || mig_parted::build(bed)).map(Some),
             false => Ok(None),
         });
+        let plugin = scope.spawn(|| match wanted.device_plugin {
+            true => timed("device plugin, compiled", || device_plugin::build(bed)).map(Some),
+            false => Ok(None),
+        });
+        let queues = scope.spawn(|| match wanted.queues {
+            true => timed("definitions of queues", || queues::build(bed)).map(Some),
+            false => Ok(None),
+        });
         let (mut roots, mut carrying) = (BTreeMap::new(), Vec::new());
         let plain =
             |name: &&String| !machines.ubuntu.contains_key(*name) && !numbers.contains_key(*name);
@@ -253,6 +269,8 @@ pub fn prepare(
             product: bed.programs.join(PRODUCT),
             packages: release,
             mig_parted: partitioner.join().map_err(joined)??,
+            device_plugin: plugin.join().map_err(joined)??,
+            queues: queues.join().map_err(joined)??,
             fakes: Fakes {
                 nvml: bed.programs.join(NVML),
                 cuda: bed.programs.join(CUDA),

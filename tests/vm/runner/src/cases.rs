@@ -96,6 +96,12 @@ pub struct Case {
     /// The machine has NVIDIA's mig-parted and its layout files.
     #[serde(default)]
     pub mig_parted: bool,
+    /// The machine has NVIDIA's device plugin.
+    #[serde(default)]
+    pub device_plugin: bool,
+    /// The machine has the custom resource definitions of the queues of Kueue and Volcano.
+    #[serde(default)]
+    pub queues: bool,
     /// A Kubernetes control plane next to the machine.
     pub cluster: Option<Wish>,
     /// Size in mebibytes of a container's separate disk. Without this key a container has one, of size [`ROOMY`], only
@@ -404,9 +410,11 @@ pub fn fit(cases: &[Case], machines: &Machines, repo: &Path, configs: &Path) -> 
                 path.display()
             );
         }
-        if spec.kind.is_emulated() && (case.release_packages || case.mig_parted) {
+        let only_in_containers =
+            case.release_packages || case.mig_parted || case.device_plugin || case.queues;
+        if spec.kind.is_emulated() && only_in_containers {
             bail!(
-                "case `{}`: only containers have the release packages, and mig-parted",
+                "case `{}`: only containers have the release packages, mig-parted, the device plugin, and the definitions of queues",
                 case.name
             );
         }

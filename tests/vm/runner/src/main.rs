@@ -15,6 +15,7 @@ mod cloud;
 mod cluster;
 mod crictl;
 mod debian;
+mod device_plugin;
 mod disk_image;
 mod documents;
 mod golang;
@@ -37,6 +38,7 @@ mod pods;
 mod power;
 mod qemu;
 mod queue;
+mod queues;
 mod record;
 mod release;
 mod repo;
@@ -337,6 +339,8 @@ fn wanted(machines: &Machines, cases: &[&Case]) -> Result<Wanted> {
         wanted.qemu |= machine.kind.is_emulated();
         wanted.packages |= case.release_packages;
         wanted.mig_parted |= case.mig_parted;
+        wanted.device_plugin |= case.device_plugin;
+        wanted.queues |= case.queues;
         if machine.kind == Kind::Image {
             wanted.images.insert(machine.root.clone());
             continue;

@@ -29,6 +29,9 @@ const LAYOUTS: [&str; 2] = ["config.yaml", "config-default.yaml"];
 /// The program and the layout files that cases use.
 const FILES: [&str; 3] = ["nvidia-mig-parted", "config-default.yaml", "config.yaml"];
 
+/// The layouts that gpu-bootstrap computes from the files. A unit test of gpu-bootstrap writes it.
+const TABLE: &str = "layouts.txt";
+
 /// Builds the directory with the program and the layout files.
 pub fn build(bed: &Bed) -> Result<PathBuf> {
     let go = golang::version()?;
@@ -48,10 +51,11 @@ pub fn build(bed: &Bed) -> Result<PathBuf> {
     })
 }
 
-/// Installs the program and the layout files in `/usr/lib/testbed/mig-parted` of a machine.
-pub fn equip(machine: &Machine, built: &Path) -> Result<()> {
+/// Installs the program, the layout files and the table of layouts in `/usr/lib/testbed/mig-parted` of a machine.
+pub fn equip(bed: &Bed, machine: &Machine, built: &Path) -> Result<()> {
+    let inside = |name| format!("{INSIDE}/mig-parted/{name}");
     for name in FILES {
-        machine.put(&built.join(name), &format!("{INSIDE}/mig-parted/{name}"))?;
+        machine.put(&built.join(name), &inside(name))?;
     }
-    Ok(())
+    machine.put(&bed.repo.join(COPIES).join(TABLE), &inside(TABLE))
 }

@@ -17,8 +17,8 @@ use crate::sh::{Cmd, Done};
 use crate::snapshot::Snapshot;
 use crate::tables::{Kind, Machines};
 use crate::{
-    agents, almalinux, apart, cloud, documents, kernel, mig_parted, modules, out, power, release,
-    seed, simulation, ubuntu, units, watch,
+    agents, almalinux, apart, cloud, device_plugin, documents, kernel, mig_parted, modules, out,
+    power, queues, release, seed, simulation, ubuntu, units, watch,
 };
 
 /// The inputs of a case.
@@ -167,7 +167,13 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
         }
     }
     if let Some(built) = (stage.assets.mig_parted.as_ref()).filter(|_| case.mig_parted) {
-        mig_parted::equip(&machine, built)?;
+        mig_parted::equip(stage.bed, &machine, built)?;
+    }
+    if let Some(built) = (stage.assets.device_plugin.as_ref()).filter(|_| case.device_plugin) {
+        device_plugin::equip(&machine, built)?;
+    }
+    if let Some(built) = (stage.assets.queues.as_ref()).filter(|_| case.queues) {
+        queues::equip(&machine, built)?;
     }
     machine.put(&stage.assets.image, "/usr/lib/testbed/probe.tar")?;
     // The fake's inventory is linked from the start, so that the link never counts as a change.

@@ -1,0 +1,39 @@
+//! NVIDIA's device plugin, compiled from its own Go module. It registers the GPUs and MIG devices of the fake NVML.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::bed::Bed;
+use crate::golang;
+use crate::machine::Machine;
+use crate::sh::{Script, script};
+use crate::simulation::INSIDE;
+
+/// The newest version that the Go module proxy serves completely. v0.20.0 has the same names of resources.
+const MODULE: &str = "github.com/NVIDIA/k8s-device-plugin";
+const VERSION: &str = "0.19.3";
+
+const BUILD: Script = script!("device-plugin.sh");
+
+/// The limits of the script for the download and the compiler, and a margin for the rest, so that its own errors are reported.
+const LIMIT: Duration = Duration::from_secs(300 + 1500 + 120);
+
+const PROGRAM: &str = "nvidia-device-plugin";
+
+/// Builds the directory with the program.
+pub fn build(bed: &Bed) -> Result<PathBuf> {
+    let go = golang::version()?;
+    let recipe = format!("{MODULE} {VERSION} {go}\n{}", BUILD.text);
+    bed.cached("device-plugin", &recipe, None, |dir| {
+        let command = BUILD.run(&[MODULE, VERSION]);
+        let done = command.cwd(dir).deadline(LIMIT).ok();
+        done.context("cannot build the device plugin").map(drop)
+    })
+}
+
+/// Installs the program in `/usr/lib/testbed` of a machine.
+pub fn equip(machine: &Machine, built: &Path) -> Result<()> {
+    machine.put(&built.join(PROGRAM), &format!("{INSIDE}/{PROGRAM}"))
+}
