@@ -2,8 +2,8 @@
 //! Before the first change, the step blocks the run if no source offers a locked version any longer.
 
 use super::{
-    CLUSTER_PACKAGES, DCGM_PACKAGES, DRIVER_PACKAGES, HEADERS, PACKAGES_LOCK, RDMA_PACKAGES,
-    TOOLKIT_PACKAGES, installed_runtimes, messages, packages,
+    CLUSTER_PACKAGES, DCGM_PACKAGES, DRIVER_PACKAGES, HEADERS, PACKAGES_LOCK, TOOLKIT_PACKAGES,
+    installed_runtimes, messages, packages,
     specs::{Comparison, InstalledPackage, InstalledPackages, compare, install, outdated},
 };
 use crate::{
@@ -26,7 +26,6 @@ pub(super) fn step() -> Step {
             DRIVER_PACKAGES,
             TOOLKIT_PACKAGES,
             DCGM_PACKAGES,
-            RDMA_PACKAGES,
             CLUSTER_PACKAGES,
         ])
         .locks([Lock::Packages, Lock::Modules])
