@@ -37,7 +37,7 @@ pub enum Event {
     RunStarted {
         /// The gpu-bootstrap version.
         version: String,
-        /// `check`, `plan`, `install`, `uninstall`.
+        /// `check`, `plan`, `install`, `upgrade`, `uninstall`.
         mode: String,
         /// The steps in order.
         steps: Vec<StepTitle>,

@@ -24,7 +24,7 @@ use crate::{
     tools::{
         fleetlock::{self, LockRequest, MACHINE_ID},
         kubernetes::{
-            drain::{self, Consent, Evicted, Pod, PodAction},
+            drain::{self, Consent, DryRun, Evicted, Pod, PodAction},
             kubectl::{self, Kubectl, Node, Registered},
         },
     },
@@ -181,6 +181,23 @@ fn access_remedy(cluster: &ClusterNode) -> String {
     }
 }
 
+/// The time limit for the queries of a dry run. A webhook of the cluster may delay each of them.
+const PREVIEW: Duration = Duration::from_secs(60);
+
+/// The remedy if the API server rejects an eviction.
+const OTHER_ACCESS: &str = "if the kubelet is not allowed to evict pods, set `fleet.kubeconfig-file` or \
+                            `fleet.leave-command`";
+
+/// Evaluates the result of an eviction request.
+fn evicted(pod: &Pod, result: Result<Output, ExecError>) -> Result<Evicted, ChangeError> {
+    match result {
+        Ok(output) => Ok(drain::result(output.ok(), &output.stderr)),
+        // kubectl itself retries if the API server asks for it.
+        Err(error @ ExecError::Deadline { .. }) => Ok(Evicted::Later(error.to_string())),
+        Err(source) => Err(ChangeError::tool(format!("evict pod {pod}"), source)),
+    }
+}
+
 impl Applier {
     /// Returns the kubectl and the kubeconfig for changes of the node.
     fn access_to(&self, cluster: &ClusterNode) -> Result<(Kubectl, Utf8PathBuf), ChangeError> {
@@ -304,38 +321,33 @@ impl Applier {
     ) -> Result<Option<String>, ChangeError> {
         let mut lines = Vec::new();
         if let LeaveMethod::Cluster(cluster) = &leave.method {
-            let mut unknown = None;
+            let started = self.host.clock.monotonic();
             for pod in self.pods(cluster).await? {
+                let elapsed = self.host.clock.monotonic().saturating_sub(started);
                 match pod.action(leave.consent()) {
                     PodAction::Stays => {}
                     PodAction::Waits => lines.push(format!("{pod} is terminating")),
+                    PodAction::Evict if elapsed >= PREVIEW => lines.push(format!(
+                        "evict {pod}; whether this is permitted now was not evaluated, because the API server takes too long"
+                    )),
                     PodAction::Evict => match self.may_evict(cluster, &pod).await? {
                         Evicted::Gone => {}
                         Evicted::Accepted => lines.push(format!("evict {pod}")),
                         Evicted::Later(why) => lines.push(format!(
-                            "evict {pod}, which is not permitted now: {why} If this does not change within {} s \
+                            "evict {pod}, which is not possible now: {}; if this does not change within {} s \
                              (`fleet.drain-timeout`), the upgrade does not start",
+                            why.trim_end_matches('.'),
                             leave.drain_seconds
                         )),
-                        Evicted::Failed(why) => {
-                            lines.push(format!("evict {pod}"));
-                            unknown.get_or_insert(why);
-                        }
+                        Evicted::Failed(why) => lines.push(format!(
+                            "evict {pod}, which fails: {why}; unless this changes, the upgrade does not start; \
+                             {OTHER_ACCESS}"
+                        )),
                     },
                     PodAction::Refused { why, setting } => lines.push(format!(
                         "{pod} {why}: it blocks the upgrade, unless `{setting}` is true"
                     )),
                 }
-            }
-            if let Some(why) = unknown {
-                let account = match &cluster.access {
-                    Some(access) => format!("the account in `{access}`"),
-                    None => "the kubelet's account".to_owned(),
-                };
-                lines.push(format!(
-                    "it is unknown whether disruption budgets permit the evictions, because {account} cannot request \
-                     them: {why}"
-                ));
             }
         }
         let mut clients = self.gpu_workers()?;
@@ -484,10 +496,7 @@ impl Applier {
                     Evicted::Later(why) => waiting.push(format!("{pod}: {why}")),
                     Evicted::Failed(why) => {
                         let what = format!("evict pod {pod} of node `{}`: {why}", cluster.node);
-                        return Err(stays("eviction-failed", what).advice(
-                            "if the kubelet is not allowed to evict pods, set \
-                             `fleet.kubeconfig-file` or `fleet.leave-command`",
-                        ));
+                        return Err(stays("eviction-failed", what).advice(OTHER_ACCESS));
                     }
                 },
             }
@@ -499,27 +508,16 @@ impl Applier {
     async fn may_evict(&self, cluster: &ClusterNode, pod: &Pod) -> Result<Evicted, ChangeError> {
         let (kubectl, kubeconfig) = self.access_to(cluster)?;
         let names = (&*pod.namespace, &*pod.name);
-        let query = kubectl.may_evict(&kubeconfig, names, pod.eviction());
-        match self.host.reader().query(&query).await {
-            Ok(output) => Ok(drain::result(output.ok(), &output.stderr)),
-            Err(error @ ExecError::Deadline { .. }) => Ok(Evicted::Failed(error.to_string())),
-            Err(source) => {
-                let what = format!("query if pod {pod} may be evicted");
-                Err(ChangeError::tool(what, source))
-            }
-        }
+        let query = kubectl.may_evict(&kubeconfig, names, pod.eviction(DryRun::Yes));
+        evicted(pod, self.host.reader().query(&query).await)
     }
 
     async fn evict(&self, cluster: &ClusterNode, pod: &Pod) -> Result<Evicted, ChangeError> {
         let (kubectl, kubeconfig) = self.access_to(cluster)?;
-        let cmd = kubectl.evict(&kubeconfig, (&pod.namespace, &pod.name), pod.eviction());
+        let names = (&*pod.namespace, &*pod.name);
+        let cmd = kubectl.evict(&kubeconfig, names, pod.eviction(DryRun::No));
         // The response is not printed, because it is repeated for each attempt.
-        match self.host.exec.run(&cmd, &mut |_, _| {}).await {
-            Ok(output) => Ok(drain::result(output.ok(), &output.stderr)),
-            // kubectl itself retries if the API server asks for it.
-            Err(error @ ExecError::Deadline { .. }) => Ok(Evicted::Later(error.to_string())),
-            Err(source) => Err(ChangeError::tool(format!("evict pod {pod}"), source)),
-        }
+        evicted(pod, self.host.exec.run(&cmd, &mut |_, _| {}).await)
     }
 
     /// Returns the processes that use a GPU and may lose work.

@@ -63,7 +63,8 @@ pub(super) async fn run(
         return shown.map(|()| exit);
     }
     let status = engine::status(host, boot.as_deref())?;
-    if args.wait.is_some() && status.last.is_none() && status.current.is_none() {
+    let is_first = status.last.is_none() && status.current.is_none();
+    if args.wait.is_some() && is_first && matches!(ended, Ok(Exit::Ok)) {
         // cloud-init must not wait for a run that may never start.
         console.note("no run was started on this machine, so there is nothing to wait for");
     }

@@ -17,6 +17,7 @@ const DMA_BUF: (u32, u32) = (5, 12);
 pub(super) fn choose<'p>(
     profile: &'p Profile,
     release: &Release,
+    arch: &str,
     modules: &[RdmaModule],
     driver: Option<&DriverChoice<'_>>,
 ) -> Vec<(RdmaSpec, &'p RdmaRow)> {
@@ -24,8 +25,12 @@ pub(super) fn choose<'p>(
         return Vec::new();
     };
     let of_driver = |name: &String| driver.row.repositories.contains(name);
+    let runs_on = |row: &RdmaRow| {
+        row.releases.contains(&release.version_id)
+            && (row.architectures.is_empty() || row.architectures.iter().any(|one| one == arch))
+    };
     let mut chosen: Vec<(RdmaSpec, &RdmaRow)> = (profile.rdma.iter())
-        .filter(|row| modules.contains(&row.module) && row.releases.contains(&release.version_id))
+        .filter(|row| modules.contains(&row.module) && runs_on(row))
         .filter(|row| row.repositories.iter().all(of_driver))
         .map(|row| (spec(row), row))
         .collect();

@@ -236,7 +236,13 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         }
         chosen => (chosen?, None),
     };
-    let rdma = rdma::choose(profile, release, &config.rdma.modules, driver.as_ref());
+    let rdma = rdma::choose(
+        profile,
+        release,
+        &placeholders.arch,
+        &config.rdma.modules,
+        driver.as_ref(),
+    );
     let by_cdi = runtimes.iter().find(|row| row.kind.daemon().is_none());
     if let (Some(_), Some(row)) = (&driver, by_cdi) {
         cdi_reaches(inputs, row.kind, with_toolkit, cdi.is_some())?;

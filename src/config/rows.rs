@@ -208,6 +208,9 @@ pub struct RdmaRow {
     pub module: RdmaModule,
     /// The `version-id` values of the releases.
     pub releases: Vec<String>,
+    /// Architectures. Empty for all of the release.
+    #[serde(default)]
+    pub architectures: Vec<String>,
     /// Packages.
     pub packages: Vec<String>,
     /// Repositories needed. The driver must come from the same repositories, because the module is compiled for it. Empty if

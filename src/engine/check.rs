@@ -490,13 +490,14 @@ fn without_blocked_install(findings: &mut [Finding], jobs: &[Job], audit: Option
 }
 
 /// Replaces the command `install` on a prepared node in service by `upgrade`, which takes the node out of service first, if the
-/// pending changes stop jobs: `install` makes all of them, whatever the finding. A finding about the driver that is not a step
-/// recommends another driver, which stops jobs as well.
+/// pending changes stop jobs: `install` makes all of them, whatever the finding. A remedy with a setting of the driver replaces the
+/// driver, which stops jobs as well.
 fn upgrade_in_service(findings: &mut [Finding], jobs: &[Job]) {
     let stops = jobs.iter().any(stops_jobs);
     for finding in findings {
-        let is_step = jobs.iter().any(|job| job.id == finding.id);
-        if !stops && (is_step || Layer::of(&finding.id) != Layer::Driver) {
+        let changes_driver =
+            (finding.remedy.as_ref()).is_some_and(|remedy| remedy.contains("driver."));
+        if !stops && !changes_driver {
             continue;
         }
         if finding.command.as_deref() == Some(INSTALL) {

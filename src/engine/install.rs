@@ -291,9 +291,7 @@ impl Session {
     /// Returns the report of an upgrade that has not started, because the node stays in service.
     fn not_started(&self, mut jobs: Vec<Job>, stays: Stays, mut notes: Vec<String>) -> RunReport {
         if stays.exit == Exit::Ok {
-            let hint = stays.step.hint.iter().map(|hint| format!("; {hint}"));
-            let note = format!("{}{}", stays.step.why, hint.collect::<String>());
-            self.tools.note(&mut notes, note);
+            self.tools.note(&mut notes, stays.with_hint());
         }
         for job in jobs.iter_mut().filter(|job| job.has(Outcome::WouldChange)) {
             job.ended = Some(End::new(Outcome::NotRun, stays.why()));

@@ -104,13 +104,15 @@ fn is_disturbing(job: &Job) -> bool {
     job.has(Outcome::WouldChange) && !(repeats && job.obsolete.is_empty())
 }
 
-/// Whether a step has changes that stop the jobs of a node: other packages, another layout of the GPUs, or a reboot.
+/// Whether a step has changes that stop the jobs of a node: other packages, another layout of the GPUs, a restart of the fabric
+/// manager, or a reboot.
 pub(super) fn stops_jobs(job: &Job) -> bool {
-    let stops = |change: &Change| {
-        matches!(
-            change,
-            Change::InstallPackages { .. } | Change::PartitionGpus { .. } | Change::Reboot { .. }
-        )
+    let stops = |change: &Change| match change {
+        Change::InstallPackages { .. } | Change::PartitionGpus { .. } | Change::Reboot { .. } => {
+            true
+        }
+        Change::RestartUnit { .. } => job.id == steps::DRIVER_FABRIC,
+        _ => false,
     };
     let pending = match &job.answer {
         Some(Ok(Assessment::Needs { changes, .. })) => &changes[..],
@@ -216,6 +218,12 @@ impl Stays {
         why.map(String::as_str).collect::<Vec<_>>().join(": ")
     }
 
+    /// The reason with its causes and the hint.
+    pub(super) fn with_hint(&self) -> String {
+        let hint = self.step.hint.iter().map(|hint| format!("; {hint}"));
+        self.with_causes() + &hint.collect::<String>()
+    }
+
     /// The reason, for the steps that do not run.
     pub(super) fn why(&self) -> String {
         let state = match self.is_out {
@@ -234,7 +242,8 @@ impl Session {
         let leaves = fleet.is_some_and(|fleet| {
             fleet.leave_command.is_some() || fleet.lock != FleetLock::None || fleet.window.is_some()
         });
-        leaves || matches!(self.inner.state().membership(), Ok(Some(_)))
+        // If this is unknown, the node may have jobs.
+        leaves || !matches!(self.inner.state().membership(), Ok(None))
     }
 
     /// Whether this run must take the node out of service.
@@ -437,11 +446,9 @@ impl Session {
             }
         }
         if let Some(stays) = self.stays_in_service(jobs, receipt).await {
-            let hint = stays.step.hint.iter().map(|hint| format!("; {hint}"));
             words.push(format!(
-                "the upgrade would not start: {}{}",
-                stays.with_causes(),
-                hint.collect::<String>()
+                "the upgrade would not start: {}",
+                stays.with_hint()
             ));
         }
         words

@@ -10,6 +10,7 @@ use super::{
     runfile::{self, Progress},
 };
 use crate::{
+    error::one_line,
     host::Host,
     journal::{Awaited, Journal, Policy, Receipt, Request, RollbackStarted, Run, fold},
     model::version::DriverVersion,
@@ -62,6 +63,9 @@ pub struct FailedUpgrade {
     pub why: Option<String>,
     /// The driver that is loaded now. `None` if none is loaded, or if its version cannot be read.
     pub driver: Option<DriverVersion>,
+    /// The reason the version of the driver cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver_unknown: Option<String>,
 }
 
 /// A run in progress, or a run that was interrupted.
@@ -93,15 +97,22 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<StatusSummary, Engin
         .as_ref()
         .is_some_and(|awaited| awaited.boot_id.is_some() && awaited.boot_id.as_deref() == boot_id);
     let maintenance = maintenance::in_progress(&receipt, alive);
-    let has_failed = maintenance.is_some_and(|one| one.state == MaintenanceState::Failed);
-    let failed_upgrade = match has_failed {
-        true => Some(FailedUpgrade {
-            why: (receipt.runs.iter().rev())
-                .find_map(|run| run.ended.as_ref()?.upgrade_failed.clone()),
-            driver: loaded_driver(&*host.files).ok().flatten(),
-        }),
-        false => None,
-    };
+    let failed = maintenance.filter(|one| one.state == MaintenanceState::Failed);
+    let failed_upgrade = failed.map(|Maintenance { since, .. }| {
+        let ended = receipt.runs.iter().filter_map(|run| run.ended.as_ref());
+        let (driver, driver_unknown) = match loaded_driver(&*host.files) {
+            Ok(driver) => (driver, None),
+            Err(error) => (None, Some(one_line(&error))),
+        };
+        FailedUpgrade {
+            // Earlier reasons belong to upgrades that have ended.
+            why: (ended.filter(|ended| ended.at >= since))
+                .filter_map(|ended| ended.upgrade_failed.clone())
+                .next_back(),
+            driver,
+            driver_unknown,
+        }
+    });
     Ok(StatusSummary {
         interrupted: !alive && receipt.applied.iter().any(|applied| applied.open),
         changes_applied: receipt.applied.len(),

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     check::{INSTALL, UPGRADE},
-    engine::{Current, FailedUpgrade, Maintenance, MaintenanceState, StatusSummary},
+    engine::{Current, Maintenance, MaintenanceState, StatusSummary},
     journal::RollbackStarted,
     model::text::counted,
 };
@@ -78,10 +78,11 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
         };
         lines.push(("upgrade", text));
     }
-    if let Some(FailedUpgrade { driver, .. }) = &status.failed_upgrade {
-        let text = match driver {
-            Some(driver) => format!("{driver} is loaded"),
-            None => "none is loaded, or its version cannot be read".to_owned(),
+    if let Some(failed) = &status.failed_upgrade {
+        let text = match (&failed.driver, &failed.driver_unknown) {
+            (Some(driver), _) => format!("{driver} is loaded"),
+            (None, None) => "none is loaded".to_owned(),
+            (None, Some(why)) => format!("unknown: {why}"),
         };
         lines.push(("driver", text));
     }
@@ -118,6 +119,9 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
 
 /// The command that continues the last run.
 fn again(status: &StatusSummary) -> &'static str {
+    if status.last.as_ref().is_some_and(|run| !run.installs()) {
+        return "gpu-bootstrap uninstall";
+    }
     let upgrades = status.request.as_ref().is_some_and(|one| one.upgrade);
     match upgrades || status.maintenance.is_some() {
         true => UPGRADE,
@@ -129,7 +133,7 @@ fn again(status: &StatusSummary) -> &'static str {
 fn after_error(status: &StatusSummary) -> NextStep {
     match status.maintenance.map(|one| one.state) {
         Some(MaintenanceState::Failed) => (
-            "With another driver in the settings, to try again, or with the previous one, to return the node to service:",
+            "Set another driver to try again, or the previous one to return the node to service, then run:",
             UPGRADE,
         ),
         Some(_) => ("To continue the upgrade:", UPGRADE),

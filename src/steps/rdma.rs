@@ -127,8 +127,8 @@ const fn origin(module: RdmaModule) -> &'static str {
              from `https://developer.download.nvidia.com/compute/redist/gdrcopy/`"
         }
         RdmaModule::NvidiaFs => {
-            "the package `nvidia-fs-dkms` of GPUDirect Storage contains it, which NVIDIA's repository has for Ubuntu, AlmaLinux 8 and 9, \
-             and Amazon Linux 2023 (`driver.source = \"nvidia\"`)"
+            "the package `nvidia-fs-dkms` of GPUDirect Storage contains it; the section RDMA of `docs/configuration.md` lists the systems \
+             and the values of `driver.source` with which it is installed"
         }
     }
 }
@@ -166,7 +166,7 @@ struct RdmaState {
 }
 
 /// Returns the reason that `nvidia-peermem` cannot be loaded, if the lists of `depmod` show it: `symbols` is the content of
-/// `modules.symbols`, and `list` that of `modules.dep`. Without the interface, the module is compiled without its dependency on it.
+/// `modules.symbols`, and `list` the content of `modules.dep`. Without the interface, the module is compiled without its dependency on it.
 fn without_peer_memory(symbols: &str, list: &str) -> Option<NoPeerMemory> {
     let provider = (symbols.lines()).find_map(|line| {
         line.strip_prefix("alias symbol:ib_register_peer_memory_client ")
@@ -245,7 +245,7 @@ async fn detect(cx: &Cx<'_>, modules: &[RdmaModule]) -> Result<RdmaState, StepEr
     Ok(state)
 }
 
-/// Returns the version of a module file. `None` if it has no version.
+/// Returns the version of a module file. `None` if it has no version, or if `modinfo` is not installed.
 async fn version_of(cx: &Cx<'_>, file: &Utf8Path) -> Result<Option<String>, StepError> {
     let query = kmod::field("version", file.as_str());
     let output = cx.host.query(&query).await;
@@ -254,7 +254,7 @@ async fn version_of(cx: &Cx<'_>, file: &Utf8Path) -> Result<Option<String>, Step
             let version = output.stdout.trim();
             Ok((!version.is_empty()).then(|| version.to_owned()))
         }
-        Err(ExecError::NotFound { .. } | ExecError::Failed { .. }) => Ok(None),
+        Err(ExecError::NotFound { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
@@ -273,7 +273,7 @@ fn not_required(desired: &Desired) -> Option<Assessment> {
         .then(|| Assessment::not_applicable("`rdma.modules` is empty"))
 }
 
-/// Blocks if a loaded module cannot work.
+/// Requires a reboot if a loaded module was replaced, and blocks if it cannot work.
 fn unusable(state: &RdmaState, modules: &[RdmaModule]) -> Option<Assessment> {
     let blocked = |why: String, hint: String| {
         Some(Assessment::BlockedNow {
@@ -283,16 +283,16 @@ fn unusable(state: &RdmaState, modules: &[RdmaModule]) -> Option<Assessment> {
         })
     };
     if let Some((module, loaded, installed)) = state.stale.first() {
-        let name = module.name();
-        return blocked(
-            format!("`{name}` {loaded} is loaded, but {installed} is installed"),
-            format!("run `rmmod {name}` while no program uses it, or `systemctl reboot`"),
+        let why = format!(
+            "`{}` {loaded} is loaded, but {installed} is installed",
+            module.name()
         );
+        return Some(Assessment::needs(why.clone(), vec![Change::Reboot { why }]));
     }
     if modules.contains(&RdmaModule::Gdrdrv) && !state.gdrcopy_node {
         return blocked(
             format!("`gdrdrv` is loaded, but `{GDRCOPY_NODE}` does not exist"),
-            "start the service of its package (`systemctl restart gdrcopy.service`), or run `systemctl reboot`".to_owned(),
+            "run `systemctl reboot`, which starts the service of its package".to_owned(),
         );
     }
     if !modules.contains(&RdmaModule::NvidiaPeermem) {
@@ -556,16 +556,30 @@ mod tests {
             ..bare(&[])
         };
         decide_modules(&done, &want, &facts()).expect_satisfied();
-        for (state, reason) in rows! {
-            RdmaState { gdrcopy_node: false, ..done.clone() }, "`/dev/gdrdrv` does not exist";
-            RdmaState {
-                stale: vec![(RdmaModule::Gdrdrv, "2.4.1".to_owned(), "2.5.2".to_owned())],
-                ..done.clone()
-            }, "`gdrdrv` 2.4.1 is loaded, but 2.5.2 is installed";
-        } {
-            let (why, ..) = decide_modules(&state, &want, &facts()).expect_blocked_now();
-            assert!(why.contains(reason), "{why}");
-        }
+        let state = RdmaState {
+            gdrcopy_node: false,
+            ..done.clone()
+        };
+        let (why, ..) = decide_modules(&state, &want, &facts()).expect_blocked_now();
+        assert!(why.contains("`/dev/gdrdrv` does not exist"), "{why}");
+        let replaced = RdmaState {
+            stale: vec![(RdmaModule::Gdrdrv, "2.4.1".to_owned(), "2.5.2".to_owned())],
+            ..done
+        };
+        let (_, changes) = decide_modules(&replaced, &want, &facts()).expect_needs();
+        let why = "`gdrdrv` 2.4.1 is loaded, but 2.5.2 is installed".to_owned();
+        assert_eq!(changes, [Change::Reboot { why }]);
+    }
+
+    /// The list recognizes the packages of a module that is no longer configured.
+    #[test]
+    fn packages_of_all_profiles_are_known() {
+        let profiles = crate::config::profile::Profile::all_built_in().expect("the profiles");
+        let names: std::collections::BTreeSet<&str> = (profiles.iter())
+            .flat_map(|profile| &profile.rdma)
+            .flat_map(|row| row.packages.iter().map(String::as_str))
+            .collect();
+        assert_eq!(names, PACKAGES.into());
     }
 
     /// The lines are from machines with and without MLNX_OFED.

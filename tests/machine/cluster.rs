@@ -174,6 +174,10 @@ fn evict(state: &mut State, address: &str) -> Output {
         let why = format!("Error from server (NotFound): pods \"{name}\" not found\n");
         return failed(1, why);
     };
+    if pod.is_forbidden {
+        let why = format!("Error from server (Forbidden): pods \"{name}\" is forbidden\n");
+        return failed(1, why);
+    }
     if pod.refusals > 0 {
         pod.refusals -= u32::from(!is_dry_run);
         return failed(

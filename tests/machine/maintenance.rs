@@ -117,6 +117,7 @@ fn pod(name: &str, owner: Option<&str>, rest: Value) -> Pod {
     Pod {
         object,
         refusals: 0,
+        is_forbidden: false,
         lingers: 1,
     }
 }
@@ -634,8 +635,8 @@ fn failed_driver_is_rolled_back_and_the_node_stays_cordoned() {
         "not done: `upgrade` ended with status 6",
         "the upgrade failed: driver 595.91.07 failed validation",
         "is installed again and passed validation",
-        "is loaded",
-        "to return the node to service: gpu-bootstrap upgrade",
+        "driver 580.",
+        "to return the node to service, then run: gpu-bootstrap upgrade",
     ] {
         assert!(status.contains(part), "{part}: {status}");
     }
@@ -705,6 +706,10 @@ fn dry_run_lists_the_pods_and_changes_nothing() {
                 ..pod("budget", Some("ReplicaSet"), Value::Null)
             },
             pod("own", None, Value::Null),
+            Pod {
+                is_forbidden: true,
+                ..pod("other", Some("ReplicaSet"), Value::Null)
+            },
         ],
     );
     let before = machine.snapshot();
@@ -712,8 +717,11 @@ fn dry_run_lists_the_pods_and_changes_nothing() {
     assert_eq!(ran.exit, 4, "{}", told(&ran));
     for part in [
         "evict default/web\"",
-        "evict default/budget, which is not permitted now: Cannot evict pod as it would violate the pod's disruption budget. \
-         If this does not change within 900 s",
+        "evict default/budget, which is not possible now: Cannot evict pod as it would violate the pod's disruption budget; \
+         if this does not change within 900 s",
+        "evict default/other, which fails: Error from server (Forbidden): pods",
+        "unless this changes, the upgrade does not start; if the kubelet is not allowed to evict pods, set \
+         `fleet.kubeconfig-file`",
         "reboot if the new driver differs from the loaded driver 580.",
         "the upgrade would not start",
         "default/own has no controller that starts it on another node: it blocks the upgrade, unless \
@@ -722,7 +730,7 @@ fn dry_run_lists_the_pods_and_changes_nothing() {
         assert!(ran.out.contains(part), "{part}: {}", told(&ran));
     }
     assert_eq!(fake::diff(&before, &machine.snapshot()), [""; 0]);
-    assert_eq!(pods(&machine), ["web", "budget", "own"]);
+    assert_eq!(pods(&machine), ["web", "budget", "own", "other"]);
     assert!(!is_cordoned(&machine.state));
 }
 

@@ -115,6 +115,8 @@ pub struct Pod {
     pub object: serde_json::Value,
     /// How often a disruption budget prevents its eviction.
     pub refusals: u32,
+    /// The API server rejects its eviction.
+    pub is_forbidden: bool,
     /// How often it is still listed after its eviction.
     pub lingers: u32,
 }

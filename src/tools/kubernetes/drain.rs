@@ -102,16 +102,27 @@ impl Pod {
     }
 
     /// Returns the document that requests the eviction.
-    pub fn eviction(&self) -> String {
+    pub fn eviction(&self, dry_run: DryRun) -> String {
         // The ID protects a later pod with the same name, such as the next one of a StatefulSet.
-        let document = json!({
+        let mut document = json!({
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": self.name, "namespace": self.namespace},
             "deleteOptions": {"preconditions": {"uid": self.uid}},
         });
+        if dry_run == DryRun::Yes {
+            document["deleteOptions"]["dryRun"] = json!(["All"]);
+        }
         document.to_string()
     }
+}
+
+/// Whether an eviction request only queries if the eviction is permitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DryRun {
+    /// The document contains this, in addition to the URL.
+    Yes,
+    No,
 }
 
 /// The result of an eviction request.
@@ -310,8 +321,12 @@ mod tests {
     #[test]
     fn eviction_names_one_pod() {
         assert_eq!(
-            pod("", "").eviction(),
+            pod("", "").eviction(DryRun::No),
             r#"{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"a","namespace":"b"},"deleteOptions":{"preconditions":{"uid":"c"}}}"#
+        );
+        assert_eq!(
+            pod("", "").eviction(DryRun::Yes),
+            r#"{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"a","namespace":"b"},"deleteOptions":{"preconditions":{"uid":"c"},"dryRun":["All"]}}"#
         );
     }
 }

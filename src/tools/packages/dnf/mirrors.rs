@@ -23,7 +23,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use flate2::read::MultiGzDecoder;
 use lzma_rust2::XzReader;
 use quick_xml::{XmlVersion, events::Event, reader::Reader};
-use ruzstd::decoding::StreamingDecoder;
+use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
 
 use super::{CACHE, Dnf, commands, offers, sources};
 use crate::{
@@ -101,10 +101,34 @@ fn primary<'c>(name: &str, content: &'c [u8]) -> io::Result<Option<Box<dyn Read 
     Ok(Some(match compression {
         "" => Box::new(content),
         ".gz" => Box::new(MultiGzDecoder::new(content)),
-        ".xz" => Box::new(XzReader::new(content, true)),
-        ".zst" => Box::new(StreamingDecoder::new(content).map_err(io::Error::other)?),
+        ".xz" => Box::new(XzReader::new_mem_limit(content, true, XZ_MEMORY)),
+        ".zst" => Box::new(Zstd(
+            StreamingDecoder::new(content).map_err(io::Error::other)?,
+        )),
         _ => return Ok(None),
     }))
+}
+
+/// The limit of the memory for xz in KiB. `xz -9` needs 65 MiB (xz(1)). The limit of [`StreamingDecoder`] is 128 MiB.
+const XZ_MEMORY: u32 = 100 << 10;
+
+/// A zstd frame whose checksum is compared at its end.
+struct Zstd<'c>(StreamingDecoder<&'c [u8], FrameDecoder>);
+
+impl Read for Zstd<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.0.read(buffer)?;
+        let frame = &self.0.decoder;
+        let expected = frame.get_checksum_from_data();
+        if count == 0
+            && !buffer.is_empty()
+            && expected.is_some()
+            && expected != frame.get_calculated_checksum()
+        {
+            return Err(io::Error::new(ErrorKind::InvalidData, "wrong checksum"));
+        }
+        Ok(count)
+    }
 }
 
 /// Returns the digests of packages with these IDs in a `primary.xml`. createrepo_c writes name, architecture, version and digest
@@ -117,6 +141,7 @@ fn read_primary(
     list.config_mut().expand_empty_elements = true;
     let (mut found, mut buffer) = (Vec::new(), Vec::new());
     let mut package = ListedDigest::default();
+    let mut is_complete = false;
     // The element whose text is read.
     let mut element = Vec::new();
     loop {
@@ -162,10 +187,10 @@ fn read_primary(
             }
             Event::End(end) => {
                 element.clear();
-                if end.name().as_ref() == b"metadata" {
-                    return Ok(found);
-                }
+                is_complete |= end.name().as_ref() == b"metadata";
             }
+            // The checksum of a compressed list was compared at its end.
+            Event::Eof if is_complete => return Ok(found),
             Event::Eof => {
                 let error = io::Error::new(
                     ErrorKind::UnexpectedEof,
@@ -582,7 +607,17 @@ excludepkgs=kernel*
         let gzip: &[u8] = include_bytes!("fixtures/primary.xml.gz");
         let xz: &[u8] = include_bytes!("fixtures/primary.xml.xz");
         let zstd: &[u8] = include_bytes!("fixtures/primary.xml.zst");
-        let lists: [(&str, &[u8]); 8] = [
+        // The last bytes of the data, before the checksums.
+        let damaged = |list: &[u8], from_end: usize| {
+            let mut list = list.to_vec();
+            let at = list.len() - from_end;
+            list[at] ^= 1;
+            list
+        };
+        let lists: [(&str, &[u8]); 11] = [
+            ("primary.xml.gz", &damaged(gzip, 8)),
+            ("primary.xml.xz", &damaged(xz, 40)),
+            ("primary.xml.zst", &damaged(zstd, 1)),
             ("primary.xml", b"<metadata><package>"),
             ("primary.xml", b"<metadata><name></arch></metadata>"),
             ("primary.xml.gz", &gzip[..gzip.len() / 2]),
