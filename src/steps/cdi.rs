@@ -242,8 +242,12 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     let fault = theirs
         .map(|(seen, why)| format!("`{}`, which runtimes prefer, {why}", seen.path))
         .or_else(|| {
-            (state.refresh_failed)
-                .then(|| format!("`{}` is failed, although the MIG devices exist", toolkit::REFRESH))
+            (state.refresh_failed).then(|| {
+                format!(
+                    "`{}` is failed, although the MIG devices exist",
+                    toolkit::REFRESH
+                )
+            })
         });
     if let Some(fault) = fault {
         whys.push(fault);

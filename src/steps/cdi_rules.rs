@@ -375,6 +375,26 @@ devices:
     }
 
     #[test]
+    fn partitioned_machine_has_no_gpu_without_a_device() {
+        for (gpus, devices, expected) in rows! {
+            1, "0:0 0:1", true;
+            2, "0:0 1", true;
+            2, "0:0 0:1", false;
+            1, "0", false;
+            1, "", false;
+        } {
+            let devices = (devices.split_whitespace())
+                .map(|index| Visible {
+                    index: index.to_owned(),
+                    uuid: None,
+                })
+                .collect();
+            assert_eq!(machine(gpus, Some(devices)).is_partitioned(), expected);
+        }
+        assert!(!machine(1, None).is_partitioned());
+    }
+
+    #[test]
     fn each_mismatch_makes_specification_stale() {
         let one = machine(1, None);
         let why = |seen: &SeenSpec, machine: &MachineDevices, version: &str| {
