@@ -80,6 +80,8 @@ struct CdiState {
     seen: Vec<SeenSpec>,
     /// The toolkit's unit is installed, which writes a separate file.
     refreshes: bool,
+    /// The toolkit's unit is failed although each GPU has a device to describe, and some are MIG devices.
+    refresh_failed: bool,
     /// The toolkit is installed.
     has_toolkit: bool,
     /// A runtime that does not support groups of device nodes, if the toolkit adds them.
@@ -132,13 +134,18 @@ async fn detect(cx: &Cx<'_>, spec: &Cdi) -> Result<CdiState, StepError> {
     for path in toolkit::REFRESH_PATHS {
         refreshes |= files.exists(Utf8Path::new(path))?;
     }
+    let machine = cdi_rules::machine(cx, loaded.is_some()).await?;
+    let refresh_failed = refreshes
+        && machine.is_partitioned()
+        && (cx.state.unit(toolkit::REFRESH).await?).is_some_and(|unit| unit.active == "failed");
     Ok(CdiState {
         unit: files.read_text(Utf8Path::new(UNIT_PATH))?,
         enabled: nodes::is_enabled(cx, UNIT)?,
-        machine: cdi_rules::machine(cx, loaded.is_some()).await?,
+        machine,
         seen: cdi_rules::seen(cx, &spec.path)?,
         loaded,
         refreshes,
+        refresh_failed,
         has_toolkit: files.exists(Utf8Path::new(PROGRAM))?,
         old_reader: old_reader(cx).await,
     })
@@ -231,8 +238,19 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     changes.extend(at_boot);
     let theirs = cdi_rules::hiding(&spec.path, &state.seen)
         .find_map(|seen| Some((seen, cdi_rules::stale(seen, &state.machine, loaded)?)));
-    if let Some((seen, why)) = theirs {
-        whys.push(format!("`{}`, which runtimes prefer, {why}", seen.path));
+    // A failed unit may have written no file. On other machines, its failure has a cause that a restart does not remove.
+    let fault = theirs
+        .map(|(seen, why)| format!("`{}`, which runtimes prefer, {why}", seen.path))
+        .or_else(|| {
+            (state.refresh_failed).then(|| {
+                format!(
+                    "`{}` is failed, although the MIG devices exist",
+                    toolkit::REFRESH
+                )
+            })
+        });
+    if let Some(fault) = fault {
+        whys.push(fault);
         changes.push(Change::RestartUnit {
             unit: toolkit::REFRESH.to_owned(),
         });
@@ -360,6 +378,7 @@ devices:
             },
             seen: vec![seen(path.as_str(), SPEC)],
             refreshes: true,
+            refresh_failed: false,
             has_toolkit: true,
             old_reader: None,
         }

@@ -4,6 +4,8 @@
 //! that define the same device are a conflict, and runtimes then do not inject the device at all
 //! (container-device-interface, `pkg/cdi/doc.go` and `resolveConflict` in `pkg/cdi/cache.go`).
 
+use std::collections::BTreeSet;
+
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::messages;
@@ -133,6 +135,15 @@ pub(super) fn dead_node(seen: &SeenSpec, machine: &MachineDevices) -> Option<Str
 }
 
 impl MachineDevices {
+    /// Whether some GPUs have MIG devices, and no other GPU is in MIG mode without them.
+    pub(super) fn is_partitioned(&self) -> bool {
+        let devices = self.visible.as_deref().unwrap_or_default();
+        let gpus: BTreeSet<&str> = (devices.iter())
+            .filter_map(|one| one.index.split(':').next())
+            .collect();
+        devices.iter().any(Visible::is_part) && gpus.len() >= self.gpus
+    }
+
     /// Returns the name and major number of a node's driver in `/proc/devices`. `None` if it is not listed.
     fn major_of(&self, path: &str) -> Option<(&str, u32)> {
         let names = device_nodes::drivers_of(path);
@@ -361,6 +372,26 @@ devices:
             index: index.to_string(),
             uuid: Some(uuid.to_owned()),
         }
+    }
+
+    #[test]
+    fn partitioned_machine_has_no_gpu_without_a_device() {
+        for (gpus, devices, expected) in rows! {
+            1, "0:0 0:1", true;
+            2, "0:0 1", true;
+            2, "0:0 0:1", false;
+            1, "0", false;
+            1, "", false;
+        } {
+            let devices = (devices.split_whitespace())
+                .map(|index| Visible {
+                    index: index.to_owned(),
+                    uuid: None,
+                })
+                .collect();
+            assert_eq!(machine(gpus, Some(devices)).is_partitioned(), expected);
+        }
+        assert!(!machine(1, None).is_partitioned());
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //!
 //! `nvidia-cdi-refresh.service` fails while a GPU in MIG mode has no instances. At boot, it starts after the unit: systemd also
 //! orders a start by its udev rule after a unit whose start is pending. During a run, its failure is ignored, and the step `cdi`
-//! restarts it after the instances were created, also at its start limit. AKS adds `SuccessExitStatus=1 2 127` to the unit
+//! restarts it after the instances were created, also at its start limit; while it stays failed, `check` reports `cdi`. AKS adds `SuccessExitStatus=1 2 127` to the unit
 //! (Azure/AgentBaker pull request 9150). This is not required here, and would hide other failures of `nvidia-ctk`.
 
 use std::{collections::BTreeSet, time::Duration};

@@ -4,7 +4,7 @@
 //!
 //! The directories `pipe` and `log` with their parents, their permissions, the SELinux label, the compute mode and the limits are
 //! the same as for the daemon of the device plugin: NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc), `cmd/mps-control-daemon/mps`
-//! (`Start` and `Stop` in `daemon.go`). The differences:
+//! (`Start` and `Stop` in `daemon.go`). The machine case `mps` compares them with those of the program itself. The differences:
 //!
 //! - The directories exist before the compute mode is set, because systemd creates them (`RuntimeDirectory=`). The plugin sets the
 //!   compute mode first. Both precede the start of the daemon.

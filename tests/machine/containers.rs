@@ -464,6 +464,23 @@ pub fn describe_again(files: &FakeFiles, state: &State) -> String {
     generate(files, state, "/etc/cdi/nvidia.yaml").stderr
 }
 
+/// Runs the unit of the toolkit. `nvidia-ctk` fails if a GPU in MIG mode has no MIG devices.
+pub fn refresh(files: &FakeFiles, state: &State) -> Result<String, String> {
+    let is_empty = match gpu::survey(files, state) {
+        Nvml::Ready(view) => (view.devices.iter())
+            .any(|device| device.mig == Some(true) && device.mig_devices.is_empty()),
+        _ => false,
+    };
+    if is_empty {
+        return Err("a GPU in MIG mode has no MIG devices".to_owned());
+    }
+    let output = generate(files, state, "/var/run/cdi/nvidia.yaml");
+    match output.ok() {
+        true => Ok(String::new()),
+        false => Err(output.stderr),
+    }
+}
+
 /// Stops the unit.
 pub fn unlink_nodes(files: &FakeFiles) {
     for name in list(files, "/dev/char") {

@@ -406,6 +406,8 @@ pub fn start_unit(files: &FakeFiles, state: &State) -> Result<String, String> {
         if !layout.profiles().is_empty() {
             let output = create(files, state, &address, &layout_names(&layout));
             if !output.ok() {
+                // The program destroys a partial layout.
+                take_effect(files, &address);
                 return Err(output.stderr);
             }
         }

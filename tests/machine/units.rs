@@ -114,6 +114,7 @@ pub fn start(files: &FakeFiles, state: &State, unit: &str) -> Result<(), String>
                 }
                 Ok(containers::describe_again(files, state))
             }
+            "nvidia-cdi-refresh.service" => containers::refresh(files, state),
             MIG => crate::mig::start_unit(files, state),
             "gpu-bootstrap-devices.service" => Ok(containers::link_nodes(files)),
             FABRIC_MANAGER => crate::fabric::start(files),

@@ -96,7 +96,7 @@ pub struct Case {
     /// The machine has NVIDIA's mig-parted and its layout files.
     #[serde(default)]
     pub mig_parted: bool,
-    /// The machine has NVIDIA's device plugin.
+    /// The machine has NVIDIA's device plugin and its MPS control daemon.
     #[serde(default)]
     pub device_plugin: bool,
     /// The machine has the custom resource definitions of the queues of Kueue and Volcano.

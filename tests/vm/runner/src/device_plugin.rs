@@ -1,4 +1,5 @@
-//! NVIDIA's device plugin, compiled from its own Go module. It registers the GPUs and MIG devices of the fake NVML.
+//! NVIDIA's device plugin and its MPS control daemon, compiled from their own Go module. They use the GPUs and MIG devices of the
+//! fake NVML.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,9 +21,9 @@ const BUILD: Script = script!("device-plugin.sh");
 /// The limits of the script for the download and the compiler, and a margin for the rest, so that its own errors are reported.
 const LIMIT: Duration = Duration::from_secs(300 + 1500 + 120);
 
-const PROGRAM: &str = "nvidia-device-plugin";
+const PROGRAMS: [&str; 2] = ["nvidia-device-plugin", "mps-control-daemon"];
 
-/// Builds the directory with the program.
+/// Builds the directory with the programs.
 pub fn build(bed: &Bed) -> Result<PathBuf> {
     let go = golang::version()?;
     let recipe = format!("{MODULE} {VERSION} {go}\n{}", BUILD.text);
@@ -33,7 +34,10 @@ pub fn build(bed: &Bed) -> Result<PathBuf> {
     })
 }
 
-/// Installs the program in `/usr/lib/testbed` of a machine.
+/// Installs the programs in `/usr/lib/testbed` of a machine.
 pub fn equip(machine: &Machine, built: &Path) -> Result<()> {
-    machine.put(&built.join(PROGRAM), &format!("{INSIDE}/{PROGRAM}"))
+    for program in PROGRAMS {
+        machine.put(&built.join(program), &format!("{INSIDE}/{program}"))?;
+    }
+    Ok(())
 }
