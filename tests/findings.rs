@@ -93,6 +93,16 @@ const NEVER: &[(&str, Case, &str)] = &[
         "`check --lspci` skips it if the output has no drivers, and `check` fails earlier if driver links are unreadable",
     ),
     (
+        "node.upgrade",
+        Passes,
+        "reported only after a failed upgrade",
+    ),
+    (
+        "node.upgrade",
+        CannotKnow,
+        "a warning reports an unreadable journal",
+    ),
+    (
         "os.managed",
         Fails,
         "a driver managed by another program is not a failure",

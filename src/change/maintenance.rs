@@ -646,6 +646,20 @@ impl Applier {
         }
     }
 
+    /// Ends an upgrade that has not acquired the lock, and therefore has changed nothing. The release is requested once anyway,
+    /// because the response to a successful request may have been lost. If this fails, the same node acquires the lock again.
+    async fn without_lock(&self, used: &LockUse) -> Reverted {
+        let released = self.ask_for_lock(used, LockRequest::Release).await;
+        let unknown = released.map_or_else(
+            |why| format!(", and did not answer a release: {why}"),
+            |()| String::new(),
+        );
+        Reverted::nothing(format!(
+            "the fleet lock `{}` was not acquired{unknown}",
+            used.lock
+        ))
+    }
+
     /// Marks the node: its upgrade has failed, so it stays out of service.
     pub(super) async fn mark_failed(
         &self,
@@ -671,6 +685,9 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
         let mut endings = Vec::new();
+        if self.lacks_fleet_lock.load(Ordering::SeqCst) {
+            return Ok(self.without_lock(&undo.lock).await);
+        }
         match &undo.method {
             LeaveMethod::Nothing => {}
             LeaveMethod::Cluster(cluster) => endings.push(self.uncordon(cluster, sink).await?),
@@ -683,10 +700,6 @@ impl Applier {
         if undo.lock.lock != FleetLock::None {
             let lock = &undo.lock.lock;
             endings.push(match self.release_lock(&undo.lock).await {
-                // The release is requested anyway, because the response to a successful request may have been lost.
-                Ok(()) if self.lacks_fleet_lock.load(Ordering::SeqCst) => {
-                    Reverted::nothing(format!("the fleet lock `{lock}` was not acquired"))
-                }
                 Ok(()) => Reverted::done(format!("released the fleet lock `{lock}`")),
                 Err(why) => Reverted::left(format!("the fleet lock `{lock}`"), why),
             });

@@ -98,6 +98,7 @@ async fn look(
         None => machine::host(here, args.root.as_deref())?,
     };
     let text_only = args.lspci.is_some();
+    let is_here = args.root.is_none() && !text_only;
     let mut recording: Option<Recording> = None;
     if let Some(directory) = &args.record {
         let (recorded, begun) =
@@ -162,6 +163,7 @@ async fn look(
     } else {
         machine::scope(args.root.as_deref())
     };
+    let lock_path = request.lock_path.clone();
     let mut inspection = prepare::inspection(host, here, env, request, scope).await?;
     let question = inspection.question(env, &named);
     // Whether an earlier run has prepared the machine for a GPU. `false` if the GPU is optional according to the journal or the
@@ -271,12 +273,17 @@ async fn look(
         back,
         prepared,
         compares,
+        // An unreadable journal is a warning.
+        failed_upgrade: (is_here
+            .then(|| engine::status(here, inspection.facts.boot_id.as_deref())))
+        .and_then(|status| status.ok()?.failed_upgrade),
     };
     let session = Session::audit(tools, steps::all(), inspection.state(), audit)?;
     let mut report = validate::unless_stopped(&cancel, session.check()).await?;
     reporter.finish();
     if locked.is_some() {
-        with_lock(&mut report, args.target.lock.as_deref());
+        let used = args.target.lock.as_deref().or(lock_path.as_deref());
+        with_lock(&mut report, used);
     }
     if let Some(recording) = recording {
         // Also record the inputs of the `facts` command, so that it can run on the recording.
@@ -302,7 +309,7 @@ async fn look(
     };
     let examined = Examined {
         whole: args.only.is_empty() && args.skip.is_empty(),
-        here: args.root.is_none() && !text_only,
+        here: is_here,
     };
     let mut text = Vec::new();
     let style = style.verbose(args.detail.verbose);

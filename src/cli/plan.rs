@@ -10,6 +10,7 @@ use super::{
     prepare, print,
 };
 use crate::{
+    check,
     engine::{Cancel, Planned},
     exit::Exit,
     host::Host,
@@ -57,6 +58,7 @@ pub(super) async fn show(
         driver,
         reasons,
         warning,
+        stops_jobs,
     } = planned?;
     let mut warnings = target.resolution.warnings.clone();
     if let Some(warning) = warning {
@@ -75,6 +77,11 @@ pub(super) async fn show(
         OutputFormat::Human => {
             // `plan` needs no privileges, `install` does.
             let sudo = if env.root { "" } else { "sudo " };
+            // `install` would not take the node out of service.
+            let command = match stops_jobs {
+                true => command.replacen(check::INSTALL, check::UPGRADE, 1),
+                false => command.to_owned(),
+            };
             let command = format!("{sudo}{command}");
             print::show(&mut console.out, |to| {
                 human::plan(to, &report, (driver.as_ref(), &reasons), &command, style)
@@ -90,31 +97,23 @@ pub(super) fn install_command(
     bundle: Option<&Utf8Path>,
     image: &args::ImageArgs,
 ) -> String {
-    let mut words = vec!["gpu-bootstrap".to_owned(), "install".to_owned()];
-    let mut add = |option: &str, value: &str| words.extend([option.to_owned(), shell_word(value)]);
-    if let Some(profile) = &target.profile {
-        add("--profile", profile);
-    }
-    for file in &target.config {
-        add("--config", file.as_str());
-    }
-    for setting in &target.set {
-        add("--set", setting);
-    }
-    if let Some(file) = &target.lock {
-        add("--lock", file.as_str());
-    }
-    if let Some(directory) = bundle {
-        add("--bundle", directory.as_str());
-    }
+    let request = Request {
+        profile: target.profile.clone(),
+        config: target.config.clone(),
+        set: target.set.clone(),
+        lock_path: target.lock.clone(),
+        bundle: bundle.map(Utf8Path::to_owned),
+        ..Request::default()
+    };
+    let mut command = request.append_to(match image.image {
+        true => "gpu-bootstrap install --image",
+        false => check::INSTALL,
+    });
     if !image.assume_gpu.is_empty() {
         let ids: Vec<String> = image.assume_gpu.iter().map(ToString::to_string).collect();
-        add("--assume-gpu", &ids.join(","));
+        command.push_str(&format!(" --assume-gpu {}", shell_word(ids.join(","))));
     }
-    if image.image {
-        words.insert(2, "--image".to_owned());
-    }
-    words.join(" ")
+    command
 }
 
 #[cfg(test)]

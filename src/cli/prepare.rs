@@ -123,6 +123,7 @@ pub(super) fn request(
         lock_timeout_seconds: lock_timeout.map(|timeout| timeout.as_secs()),
         deadline_seconds: None,
         lock: None,
+        lock_path: None,
         bundle: None,
         credentials,
     })
@@ -149,6 +150,7 @@ pub(super) fn with_lock(
     Lock::parse(path.as_str(), &text)?;
     Ok(Request {
         lock: Some(text),
+        lock_path: Some(path),
         ..request
     })
 }

@@ -34,6 +34,9 @@ use crate::{
 /// <https://docs.siderolabs.com/talos/v1.11/learn-more/talos-for-linux-admins>.
 const WITHOUT_SHELL: [&str; 1] = ["talos"];
 
+/// The finding about a failed upgrade.
+pub(super) const UPGRADE_FAILED: Id = Id::new("node.upgrade");
+
 /// The finding about the desired state of this machine.
 pub(super) const RESOLVABLE: Id = Id::new("config.resolvable");
 
@@ -46,6 +49,7 @@ impl Session {
     /// unknown. Findings that need a command are skipped with `--root`.
     pub(super) async fn findings(&self, jobs: Vec<Job>) -> RunReport {
         let mut findings: Vec<Finding> = self.resolvable().await.into_iter().collect();
+        findings.extend(self.failed_upgrade());
         let mut blind = jobs
             .iter()
             .any(|job| matches!(&job.answer, Some(Err(error)) if error.not_queried().is_none()));
@@ -211,6 +215,25 @@ impl Session {
             (None, Some(desired)) if asked => Some(resolved(desired, audit.back.as_ref())),
             _ => None,
         }
+    }
+
+    /// Returns a finding if the last upgrade failed, and the node is out of service.
+    fn failed_upgrade(&self) -> Option<Finding> {
+        let failed = self.audit.as_ref()?.failed_upgrade.as_ref()?;
+        if !self.tools.options.wants(UPGRADE_FAILED.as_str()) {
+            return None;
+        }
+        let why = failed.why.as_ref().map(|why| format!(": {why}"));
+        let text = format!(
+            "the upgrade failed, and the node is out of service since {}{}",
+            failed.since.strftime("%F %T UTC"),
+            why.unwrap_or_default()
+        );
+        let mut finding = Finding::new(UPGRADE_FAILED, Verdict::Fail, text).with_remedy(format!(
+            "set another driver to try again, or the previous driver to return the node to service, then run `{UPGRADE}`"
+        ));
+        finding.command = Some(UPGRADE.to_owned());
+        Some(finding)
     }
 
     /// Runs all checks concurrently. The results have the order of the list.

@@ -8,7 +8,7 @@ use super::{
     ledger::Ledger,
     maintenance::{Leaving, Stays, Unreturned},
     persist,
-    result::{ChangeReport, Mode, Reboot, RunReport},
+    result::{ChangeReport, Mode, Reboot, RunReport, StepReport},
     resume,
     status::awaited,
 };
@@ -485,9 +485,28 @@ pub(super) fn finish(
     journal: &Journal,
     report: &RunReport,
 ) -> Result<(), EngineError> {
-    let (node, upgrade_failed) = (report.node.clone(), report.upgrade_failed.clone());
+    let stopped = |step: &&StepReport| matches!(step.outcome, Outcome::Blocked | Outcome::Failed);
+    let reasons = Reasons {
+        upgrade_failed: report.upgrade_failed.clone(),
+        why: (report.steps.iter().find(stopped))
+            .map(|step| format!("{}: {}", step.id, step.with_causes())),
+    };
     let summary = report.summary();
-    end(tools, journal, report.exit, summary, node, upgrade_failed)
+    end(
+        tools,
+        journal,
+        report.exit,
+        summary,
+        report.node.clone(),
+        reasons,
+    )
+}
+
+/// Why a run did not succeed, for the journal.
+#[derive(Debug, Default)]
+pub(super) struct Reasons {
+    upgrade_failed: Option<String>,
+    why: Option<String>,
 }
 
 /// Ends a run in the journal and rewrites the receipt.
@@ -497,7 +516,7 @@ pub(super) fn end(
     exit: Exit,
     summary: Summary,
     node: Option<NodeSummary>,
-    upgrade_failed: Option<String>,
+    reasons: Reasons,
 ) -> Result<(), EngineError> {
     let cpu_time = tools.host.system.own_cpu_time();
     journal
@@ -505,7 +524,8 @@ pub(super) fn end(
             exit: exit.code(),
             summary,
             node: node.map(Box::new),
-            upgrade_failed,
+            upgrade_failed: reasons.upgrade_failed,
+            why: reasons.why,
             cpu_seconds: cpu_time.map(|time| time.as_secs_f64()),
         })
         .and_then(|_| journal.write_receipt())

@@ -218,6 +218,7 @@ mod tests {
                 summary: crate::event::Summary::default(),
                 node: None,
                 upgrade_failed: None,
+                why: None,
             }),
         });
         receipt.applied.push(AppliedChange {

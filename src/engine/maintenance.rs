@@ -32,6 +32,10 @@ use crate::{
 /// The step ID in the journal of the changes that take the node out of service.
 pub(super) const MAINTENANCE: StepId = StepId::new("maintenance");
 
+/// The note of a plan during a maintenance.
+pub(super) const RETURNS: &str = "the node is out of service because of an upgrade; a run that succeeds returns it to service and \
+                                  releases the fleet lock";
+
 /// The title in reports.
 const TITLE: &str = "Maintenance";
 
@@ -214,8 +218,7 @@ impl Stays {
     }
 
     fn with_causes(&self) -> String {
-        let why = std::iter::once(&self.step.why).chain(&self.step.causes);
-        why.map(String::as_str).collect::<Vec<_>>().join(": ")
+        self.step.with_causes()
     }
 
     /// The reason with its causes and the hint.

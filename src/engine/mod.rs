@@ -163,6 +163,8 @@ pub struct Audit {
     pub compares: bool,
     /// The results of `check --validate`. Each replaces the finding of the step with the same ID.
     pub validated: Vec<Finding>,
+    /// The last upgrade of this machine failed, and the node is out of service since then.
+    pub failed_upgrade: Option<FailedUpgrade>,
 }
 
 /// The result of `plan`.
@@ -174,6 +176,8 @@ pub struct Planned {
     pub reasons: Vec<String>,
     /// The reason a rollback uses a version other than the validated one, if it does.
     pub warning: Option<String>,
+    /// The machine is a prepared node in service, and a change stops its jobs.
+    pub stops_jobs: bool,
 }
 
 /// The reason a machine has no desired state.
@@ -205,6 +209,7 @@ struct Examination {
     prepared: bool,
     compares: bool,
     validated: Vec<Finding>,
+    failed_upgrade: Option<FailedUpgrade>,
 }
 
 /// Data that all tasks share.
@@ -357,11 +362,12 @@ impl Session {
             prepared,
             compares,
             validated,
+            failed_upgrade,
         } = audit;
         let known = (steps.iter().map(|step| step.id.clone()))
             .chain(checks.iter().flat_map(|check| (check.ids)()))
             .chain(validated.iter().map(|finding| finding.id.clone()))
-            .chain([check::RESOLVABLE]);
+            .chain([check::RESOLVABLE, check::UPGRADE_FAILED]);
         tools.options.all_known(&known.collect::<Vec<_>>())?;
         let wanted = |id: &str| tools.options.wants(id);
         let keep: Vec<bool> = (steps.iter())
@@ -394,6 +400,7 @@ impl Session {
             prepared,
             compares,
             validated,
+            failed_upgrade,
         };
         let ordered = (steps, graph);
         Ok(Self::with(
@@ -440,7 +447,7 @@ impl Session {
 
     /// Assesses all steps and reports problems. Read-only.
     pub async fn check(&self) -> RunReport {
-        self.look(Mode::Check).await
+        self.look(Mode::Check).await.0
     }
 
     /// Assesses all steps and reports the changes that `install` would make, and the driver as
@@ -455,17 +462,19 @@ impl Session {
             back => back?,
         };
         let session = back.as_ref().unwrap_or(self);
-        let report = session.look(Mode::Plan).await;
+        let (report, stops_jobs) = session.look(Mode::Plan).await;
         let desired = session.inner.wanted(&session.inner.state()).await;
         Ok(Planned {
             report,
             driver: desired.and_then(|desired| desired.driver.clone()),
             reasons: session.inner.reasons.get().cloned().unwrap_or_default(),
             warning: session.inner.note.get().cloned(),
+            stops_jobs,
         })
     }
 
-    async fn look(&self, mode: Mode) -> RunReport {
+    /// Returns the report, and whether a pending change of `plan` stops the jobs of a prepared node in service.
+    async fn look(&self, mode: Mode) -> (RunReport, bool) {
         self.announce(mode);
         let look = async {
             self.read_ours();
@@ -482,13 +491,24 @@ impl Session {
                 }
             }
             self.conclude(mode, &mut jobs);
+            let mut stops = false;
+            // An unreadable journal is already reported.
             if mode == Mode::Plan
-                && self.tools.options.request.upgrade
                 && let Ok(history) = Journal::read(&self.inner.host)
             {
-                for note in self.upgrade_in_words(&jobs, &fold(&history.lines)).await {
-                    self.tools.note(&mut notes, note);
+                let receipt = fold(&history.lines);
+                if self.tools.options.request.upgrade {
+                    for note in self.upgrade_in_words(&jobs, &receipt).await {
+                        self.tools.note(&mut notes, note);
+                    }
                 }
+                if maintenance::in_progress(&receipt, false).is_some() {
+                    self.tools.note(&mut notes, maintenance::RETURNS.to_owned());
+                }
+                let was_prepared = receipt.runs.iter().any(crate::journal::Run::installs);
+                stops = was_prepared
+                    && self.is_in_service()
+                    && jobs.iter().any(maintenance::stops_jobs);
             }
             // Evaluate the assessments as findings (`check`) or as pending changes (`plan`).
             let mut report = match mode {
@@ -497,15 +517,15 @@ impl Session {
             };
             notes.append(&mut report.notes);
             report.notes = notes;
-            report
+            (report, stops)
         };
         // An assessment can be stopped at any time.
         let report = tokio::select! {
             biased;
-            exit = self.tools.cancel.cancelled() => RunReport { seconds: self.tools.events.elapsed().as_secs_f64(), ..RunReport::new(mode, self.tools.events.run().to_owned(), exit) },
+            exit = self.tools.cancel.cancelled() => (RunReport { seconds: self.tools.events.elapsed().as_secs_f64(), ..RunReport::new(mode, self.tools.events.run().to_owned(), exit) }, false),
             report = look => report,
         };
-        self.tools.finished(&report);
+        self.tools.finished(&report.0);
         report
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{
     Cancel, EngineError, Tools,
-    install::end,
+    install::{Reasons, end},
     ledger::Ledger,
     result::Mode,
     resume::{self, UNIT},
@@ -141,7 +141,14 @@ async fn stopped(
     let runs = ledger.journal.receipt().runs;
     let ours = runs.iter().rfind(|run| run.id == tools.events.run());
     if let Some(Ended { summary, .. }) = ours.and_then(|run| run.ended.as_ref()) {
-        end(tools, &ledger.journal, by, *summary, None, None)?;
+        end(
+            tools,
+            &ledger.journal,
+            by,
+            *summary,
+            None,
+            Reasons::default(),
+        )?;
     }
     Ok(())
 }

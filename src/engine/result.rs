@@ -133,6 +133,14 @@ pub struct StepReport {
     pub changes: Vec<ChangeReport>,
 }
 
+impl StepReport {
+    /// The reason with its causes.
+    pub(super) fn with_causes(&self) -> String {
+        let why = std::iter::once(&self.why).chain(&self.causes);
+        why.map(String::as_str).collect::<Vec<_>>().join(": ")
+    }
+}
+
 /// A change of a step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ChangeReport {

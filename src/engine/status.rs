@@ -59,6 +59,8 @@ pub struct StatusSummary {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct FailedUpgrade {
+    /// The time at which the upgrade began to take the node out of service.
+    pub since: jiff::Timestamp,
     /// The reason. `None` in journals of older versions.
     pub why: Option<String>,
     /// The driver that is loaded now. `None` if none is loaded, or if its version cannot be read.
@@ -105,6 +107,7 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<StatusSummary, Engin
             Err(error) => (None, Some(one_line(&error))),
         };
         FailedUpgrade {
+            since,
             // Earlier reasons belong to upgrades that have ended.
             why: (ended.filter(|ended| ended.at >= since))
                 .filter_map(|ended| ended.upgrade_failed.clone())

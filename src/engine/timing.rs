@@ -294,6 +294,7 @@ mod tests {
             summary: Summary::default(),
             node: None,
             upgrade_failed: None,
+            why: None,
             cpu_seconds: None,
         }
     }

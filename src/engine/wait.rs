@@ -209,6 +209,7 @@ mod tests {
                 summary: crate::event::Summary::default(),
                 node: None,
                 upgrade_failed: None,
+                why: None,
             }),
         })
     }

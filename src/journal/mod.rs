@@ -25,7 +25,9 @@ use crate::{
     event::Summary,
     exit::Exit,
     host::FilesError,
-    model::{id::StepId, node::NodeSummary, paths::STATE, pci::PciId, secret::Secret},
+    model::{
+        id::StepId, node::NodeSummary, paths::STATE, pci::PciId, secret::Secret, text::shell_word,
+    },
     tools::packages::Manager,
 };
 
@@ -193,6 +195,9 @@ pub enum Record {
         /// The reason an upgrade failed or did not start, if the node stays out of service.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         upgrade_failed: Option<String>,
+        /// The first step that was blocked or failed, with the reason.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
         /// The CPU time of gpu-bootstrap itself in seconds, without the programs that it started. Absent in journals of older
         /// versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -226,12 +231,41 @@ pub struct Request {
     /// The content of the `--lock` file, because a run after a reboot must use the same one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lock: Option<String>,
+    /// The path of the `--lock` file, for the commands in messages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lock_path: Option<Utf8PathBuf>,
     /// The directory of `--bundle`: an absolute path. Its lock file is in `lock`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bundle: Option<Utf8PathBuf>,
     /// The settings that contain a secret. They are stored in a separate file with mode 0600.
     #[serde(skip)]
     pub credentials: Vec<Secret>,
+}
+
+impl Request {
+    /// Appends the options that select the same desired state to a command, quoted for a shell. Settings with a secret are missing.
+    pub fn append_to(&self, command: &str) -> String {
+        let mut words = vec![command.to_owned()];
+        let mut add = |option: &str, value: &str| {
+            words.push(format!("{option} {}", shell_word(value)));
+        };
+        if let Some(profile) = &self.profile {
+            add("--profile", profile);
+        }
+        for file in &self.config {
+            add("--config", file.as_str());
+        }
+        for setting in &self.set {
+            add("--set", setting);
+        }
+        if let Some(file) = &self.lock_path {
+            add("--lock", file.as_str());
+        }
+        if let Some(directory) = &self.bundle {
+            add("--bundle", directory.as_str());
+        }
+        words.join(" ")
+    }
 }
 
 /// The part of a package policy that `uninstall` needs, so that it does not need a profile.

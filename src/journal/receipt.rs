@@ -141,6 +141,9 @@ pub struct Ended {
     /// The reason an upgrade failed or did not start, if the node stays out of service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upgrade_failed: Option<String>,
+    /// The first step that was blocked or failed, with the reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
 }
 
 /// A change that was applied, completely or in part, and not undone.
@@ -373,6 +376,7 @@ fn step(receipt: &mut Receipt, applied: &mut BTreeMap<u64, AppliedChange>, line:
             summary,
             node,
             upgrade_failed,
+            why,
             ..
         } => {
             if let Some(run) = receipt.runs.iter_mut().rfind(|run| run.id == line.run) {
@@ -382,6 +386,7 @@ fn step(receipt: &mut Receipt, applied: &mut BTreeMap<u64, AppliedChange>, line:
                     summary: *summary,
                     node: node.clone(),
                     upgrade_failed: upgrade_failed.clone(),
+                    why: why.clone(),
                 });
             }
             receipt.unfinished.clear();

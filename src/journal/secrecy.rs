@@ -59,7 +59,11 @@ impl Record {
             | Self::RollbackFinished { .. }
             | Self::Applied { .. }
             | Self::Interrupted { .. } => Vec::new(),
-            Self::RunFinished { upgrade_failed, .. } => upgrade_failed.iter_mut().collect(),
+            Self::RunFinished {
+                upgrade_failed,
+                why,
+                ..
+            } => upgrade_failed.iter_mut().chain(why).collect(),
         };
         for text in texts {
             *text = secrets.hide(text).into_owned();

@@ -19,7 +19,7 @@ use crate::{
 const TEXT: usize = 10;
 
 /// An introduction, and the command to run next.
-type NextStep = (&'static str, &'static str);
+type NextStep = (&'static str, String);
 
 /// Writes the current run or the last result, a pending reboot, and the next command.
 ///
@@ -53,6 +53,14 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
         ));
     }
     let ended = status.last.as_ref().and_then(|run| run.ended.as_ref());
+    let failed = status
+        .failed_upgrade
+        .as_ref()
+        .and_then(|one| one.why.as_ref());
+    // The reason of a failed upgrade is shown below.
+    if let (Some(why), None) = (ended.and_then(|ended| ended.why.as_ref()), failed) {
+        lines.push(("reason", why.clone()));
+    }
     if let Some(node) = ended.and_then(|ended| ended.node.as_ref()) {
         lines.extend(node::rows(node));
     }
@@ -112,21 +120,20 @@ pub fn write(to: &mut dyn Write, status: &StatusSummary, style: Style) -> io::Re
     }
     if let Some((why, command)) = next {
         writeln!(to, "\n{}", style.hanging("", why))?;
-        writeln!(to, "\n    {}", style.paint(Ink::Strong, command))?;
+        writeln!(to, "\n    {}", style.paint(Ink::Strong, &command))?;
     }
     to.flush()
 }
 
 /// The command that continues the last run.
-fn again(status: &StatusSummary) -> &'static str {
+fn again(status: &StatusSummary) -> String {
     if status.last.as_ref().is_some_and(|run| !run.installs()) {
-        return "gpu-bootstrap uninstall";
+        return "gpu-bootstrap uninstall".to_owned();
     }
-    let upgrades = status.request.as_ref().is_some_and(|one| one.upgrade);
-    match upgrades || status.maintenance.is_some() {
-        true => UPGRADE,
-        false => INSTALL,
-    }
+    let request = status.request.as_ref();
+    let upgrades = request.is_some_and(|one| one.upgrade) || status.maintenance.is_some();
+    let command = if upgrades { UPGRADE } else { INSTALL };
+    request.map_or_else(|| command.to_owned(), |request| request.append_to(command))
 }
 
 /// The next command after a run with an error.
@@ -134,10 +141,13 @@ fn after_error(status: &StatusSummary) -> NextStep {
     match status.maintenance.map(|one| one.state) {
         Some(MaintenanceState::Failed) => (
             "Set another driver to try again, or the previous one to return the node to service, then run:",
-            UPGRADE,
+            UPGRADE.to_owned(),
         ),
-        Some(_) => ("To continue the upgrade:", UPGRADE),
-        None => ("To see the current problems:", "gpu-bootstrap check"),
+        Some(_) => ("To continue the upgrade:", again(status)),
+        None => (
+            "To see the current problems:",
+            "gpu-bootstrap check".to_owned(),
+        ),
     }
 }
 
@@ -164,7 +174,11 @@ fn verdict(status: &StatusSummary) -> (Ink, String, Option<NextStep>) {
         return match (status.reboot_due, awaited.automatic) {
             (true, true) => {
                 let text = format!("waiting for a reboot: {}; {by_itself}", awaited.why);
-                (Ink::Doubt, text, Some(("To continue:", "reboot")))
+                (
+                    Ink::Doubt,
+                    text,
+                    Some(("To continue:", "reboot".to_owned())),
+                )
             }
             (true, false) => {
                 let text = format!("waiting for a reboot: {}", awaited.why);
@@ -191,7 +205,11 @@ fn verdict(status: &StatusSummary) -> (Ink, String, Option<NextStep>) {
         Some(ended) if ended.exit == 0 => {
             let text = format!("done: the last `{}` succeeded", run.mode);
             let why = "To check if the machine is ready now:";
-            (Ink::Good, text, Some((why, "gpu-bootstrap check")))
+            (
+                Ink::Good,
+                text,
+                Some((why, "gpu-bootstrap check".to_owned())),
+            )
         }
         Some(ended) => {
             let text = format!("not done: `{}` ended with status {}", run.mode, ended.exit);

@@ -484,6 +484,7 @@ impl Rig {
         let state = fixtures::state(&tools.host, self.facts.clone());
         let audit = Audit {
             validated: Vec::new(),
+            failed_upgrade: None,
             checks: self.checks,
             matrix: fixtures::matrix(),
             desired: match &self.unresolvable {

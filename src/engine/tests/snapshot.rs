@@ -37,6 +37,7 @@ async fn check_reads_each_part_of_the_state_once() {
     let state = fixtures::state(&tools.host, fixtures::facts());
     let audit = Audit {
         validated: Vec::new(),
+        failed_upgrade: None,
         checks: checks::ALL,
         matrix: fixtures::matrix(),
         desired: Ok(desired),
