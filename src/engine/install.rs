@@ -488,8 +488,7 @@ pub(super) fn finish(
     let stopped = |step: &&StepReport| matches!(step.outcome, Outcome::Blocked | Outcome::Failed);
     let reasons = Reasons {
         upgrade_failed: report.upgrade_failed.clone(),
-        why: (report.steps.iter().find(stopped))
-            .map(|step| format!("{}: {}", step.id, step.with_causes())),
+        why: (report.steps.iter().find(stopped)).map(|step| format!("{}: {}", step.id, step.why)),
     };
     let summary = report.summary();
     end(

@@ -214,17 +214,13 @@ impl Stays {
 
     /// The reason with its causes if the node is not in service, for the journal.
     pub(super) fn out_because(&self) -> Option<String> {
-        self.is_out.then(|| self.with_causes())
-    }
-
-    fn with_causes(&self) -> String {
-        self.step.with_causes()
+        self.is_out.then(|| self.step.with_causes())
     }
 
     /// The reason with its causes and the hint.
     pub(super) fn with_hint(&self) -> String {
         let hint = self.step.hint.iter().map(|hint| format!("; {hint}"));
-        self.with_causes() + &hint.collect::<String>()
+        self.step.with_causes() + &hint.collect::<String>()
     }
 
     /// The reason, for the steps that do not run.
@@ -317,7 +313,7 @@ impl Session {
     ) -> Result<Stays, EngineError> {
         let was_left = ledger.journal.receipt().applied.iter().any(has_left);
         if !was_left && let Some(stuck) = self.return_to_service(ledger, notes).await? {
-            let note = format!("the upgrade did not start: {}", stays.with_causes());
+            let note = format!("the upgrade did not start: {}", stays.step.with_causes());
             self.tools.note(notes, note);
             stays = Stays::new(Exit::StepFailed, stuck);
         }

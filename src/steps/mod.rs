@@ -377,7 +377,7 @@ mod tests {
         let mut names: Vec<Id> = steps.iter().map(|step| step.id.clone()).collect();
         let checks = crate::checks::ALL;
         names.extend(checks.iter().flat_map(|check| (check.ids)()));
-        names.push(Id::new("config.resolvable"));
+        names.extend(["config.resolvable", "node.upgrade"].map(Id::new));
         for name in &names {
             assert!(findings::row(name).is_some(), "{name}");
         }

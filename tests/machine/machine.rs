@@ -270,7 +270,7 @@ impl Machine {
 
     fn programs(&self) {
         type Program = fn(&Cmd, &FakeFiles, &mut State) -> Result<Output, ExecError>;
-        let programs: [(&str, Option<&str>, Program); 26] = rows! {
+        let programs: [(&str, Option<&str>, Program); 27] = rows! {
             "dpkg", None, |c, f, s| Ok(dpkg::dpkg(c, f, s));
             "apt-get", None, apt::apt_get;
             "apt-cache", None, |c, f,
@@ -302,6 +302,8 @@ impl Machine {
             "nvidia-ctk", Some("/usr/bin/nvidia-ctk"), |c, f,
                 s| { Ok(containers::nvidia_ctk(c, f, s)) };
             mps::PROGRAM, Some(mps::PROGRAM), |c, f, _| Ok(mps::control(c, f));
+            // A program of the administrator, which scenarios write.
+            "/usr/local/sbin/fleet", Some("/usr/local/sbin/fleet"), |_, _, _| Ok(ok(""));
             "nvidia-imex-ctl", Some("/usr/bin/nvidia-imex-ctl"), |c, f, _| Ok(fabric::imex_ctl(c, f));
             "kubeadm", Some("/usr/bin/kubeadm"), |c, f, s| { Ok(cluster::kubeadm(c, f, s)) };
             "/usr/bin/kubectl", Some("/usr/bin/kubectl"), |c, f,
