@@ -647,17 +647,13 @@ impl Applier {
     }
 
     /// Ends an upgrade that has not acquired the lock, and therefore has changed nothing. The release is requested once anyway,
-    /// because the response to a successful request may have been lost. If this fails, the same node acquires the lock again.
+    /// because the response to a successful request may have been lost.
     async fn without_lock(&self, used: &LockUse) -> Reverted {
-        let released = self.ask_for_lock(used, LockRequest::Release).await;
-        let unknown = released.map_or_else(
-            |why| format!(", and did not answer a release: {why}"),
-            |()| String::new(),
-        );
-        Reverted::nothing(format!(
-            "the fleet lock `{}` was not acquired{unknown}",
-            used.lock
-        ))
+        let lock = &used.lock;
+        match self.ask_for_lock(used, LockRequest::Release).await {
+            Ok(()) => Reverted::nothing(format!("the fleet lock `{lock}` was not acquired")),
+            Err(why) => Reverted::left(format!("the fleet lock `{lock}`"), why),
+        }
     }
 
     /// Marks the node: its upgrade has failed, so it stays out of service.

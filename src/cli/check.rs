@@ -163,7 +163,11 @@ async fn look(
     } else {
         machine::scope(args.root.as_deref())
     };
-    let lock_path = request.lock_path.clone();
+    let pinned_by = match (&request.lock_path, &request.bundle) {
+        (Some(file), _) => format!("--lock {}", shell_word(file.as_str())),
+        (None, Some(bundle)) => format!("--bundle {}", shell_word(bundle.as_str())),
+        (None, None) => "--lock FILE".to_owned(),
+    };
     let mut inspection = prepare::inspection(host, here, env, request, scope).await?;
     let question = inspection.question(env, &named);
     // Whether an earlier run has prepared the machine for a GPU. `false` if the GPU is optional according to the journal or the
@@ -282,8 +286,7 @@ async fn look(
     let mut report = validate::unless_stopped(&cancel, session.check()).await?;
     reporter.finish();
     if locked.is_some() {
-        let used = args.target.lock.as_deref().or(lock_path.as_deref());
-        with_lock(&mut report, used);
+        with_lock(&mut report, &pinned_by);
     }
     if let Some(recording) = recording {
         // Also record the inputs of the `facts` command, so that it can run on the recording.
@@ -381,17 +384,16 @@ async fn inventory(state: &State, locked: Option<&Desired>) -> Inventory {
     }
 }
 
-/// Adds the lock file to each command that repairs the machine with `install` or `upgrade`, which would install other versions
-/// without it.
-fn with_lock(report: &mut RunReport, file: Option<&Utf8Path>) {
-    let file = file.map_or_else(|| "FILE".to_owned(), |file| shell_word(file.as_str()));
+/// Adds the option with the lock file to each command that repairs the machine with `install` or `upgrade`, which would install
+/// other versions without it.
+fn with_lock(report: &mut RunReport, option: &str) {
     for command in report
         .findings
         .iter_mut()
         .filter_map(|finding| finding.command.as_mut())
     {
         if check::is_repair(Some(command)) {
-            command.push_str(&format!(" --lock {file}"));
+            command.push_str(&format!(" {option}"));
         }
     }
 }

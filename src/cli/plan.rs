@@ -15,7 +15,6 @@ use crate::{
     exit::Exit,
     host::Host,
     journal::Request,
-    model::text::shell_word,
     report::{document, human},
 };
 
@@ -103,17 +102,11 @@ pub(super) fn install_command(
         set: target.set.clone(),
         lock_path: target.lock.clone(),
         bundle: bundle.map(Utf8Path::to_owned),
+        image: image.image,
+        assume_gpus: image.assume_gpu.clone(),
         ..Request::default()
     };
-    let mut command = request.append_to(match image.image {
-        true => "gpu-bootstrap install --image",
-        false => check::INSTALL,
-    });
-    if !image.assume_gpu.is_empty() {
-        let ids: Vec<String> = image.assume_gpu.iter().map(ToString::to_string).collect();
-        command.push_str(&format!(" --assume-gpu {}", shell_word(ids.join(","))));
-    }
-    command
+    request.append_to(check::INSTALL)
 }
 
 #[cfg(test)]

@@ -217,7 +217,7 @@ impl Session {
         }
     }
 
-    /// Returns a finding if the last upgrade failed, and the node is out of service.
+    /// Returns a finding if the last upgrade failed or did not return the node to service.
     fn failed_upgrade(&self) -> Option<Finding> {
         let failed = self.audit.as_ref()?.failed_upgrade.as_ref()?;
         if !self.tools.options.wants(UPGRADE_FAILED.as_str()) {
@@ -225,12 +225,12 @@ impl Session {
         }
         let why = failed.why.as_ref().map(|why| format!(": {why}"));
         let text = format!(
-            "the upgrade failed, and the node is out of service since {}{}",
+            "an upgrade took the node out of service at {} and did not return it{}",
             failed.since.strftime("%F %T UTC"),
             why.unwrap_or_default()
         );
         let mut finding = Finding::new(UPGRADE_FAILED, Verdict::Fail, text).with_remedy(format!(
-            "set another driver to try again, or the previous driver to return the node to service, then run `{UPGRADE}`"
+            "remove the reason, or restore the previous driver in the settings, then run `{UPGRADE}`"
         ));
         finding.command = Some(UPGRADE.to_owned());
         Some(finding)

@@ -67,7 +67,7 @@ pub enum MaintenanceState {
     /// The node is out of service. After an interrupted run, it may also be partly drained, or not at all: the journal does not
     /// contain whether that run acquired the fleet lock.
     OutOfService,
-    /// The upgrade has failed, and the node waits for an administrator.
+    /// The upgrade has failed or did not return the node to service, and the node waits for an administrator.
     Failed,
 }
 
@@ -76,7 +76,14 @@ pub(super) fn in_progress(receipt: &Receipt, runs: bool) -> Option<Maintenance> 
     let first = (receipt.applied.iter()).rfind(|applied| is_of_maintenance(applied))?;
     let leaves = |applied: &AppliedChange| is_of_maintenance(applied) && applied.open;
     let ended = receipt.runs.last().and_then(|run| run.ended.as_ref());
-    let goes_on = [Exit::RebootRequired, Exit::Interrupted, Exit::Terminated];
+    // A run that was stopped during the return has succeeded.
+    let goes_on = [
+        Exit::Ok,
+        Exit::Partial,
+        Exit::RebootRequired,
+        Exit::Interrupted,
+        Exit::Terminated,
+    ];
     let has_failed = receipt.rollback_started.is_none()
         && ended.is_some_and(|ended| !goes_on.iter().any(|exit| exit.code() == ended.exit));
     let is_waiting =

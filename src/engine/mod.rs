@@ -492,21 +492,26 @@ impl Session {
             }
             self.conclude(mode, &mut jobs);
             let mut stops = false;
-            // An unreadable journal is already reported.
-            if mode == Mode::Plan
-                && let Ok(history) = Journal::read(&self.inner.host)
-            {
-                let receipt = fold(&history.lines);
-                if self.tools.options.request.upgrade {
-                    for note in self.upgrade_in_words(&jobs, &receipt).await {
+            if mode == Mode::Plan {
+                // An unreadable journal is already reported.
+                let history = Journal::read(&self.inner.host).ok();
+                let receipt = history.map(|history| fold(&history.lines));
+                if let Some(receipt) = &receipt
+                    && self.tools.options.request.upgrade
+                {
+                    for note in self.upgrade_in_words(&jobs, receipt).await {
                         self.tools.note(&mut notes, note);
                     }
                 }
-                if maintenance::in_progress(&receipt, false).is_some() {
+                let maintenance = status(&self.inner.host, None)
+                    .ok()
+                    .and_then(|one| one.maintenance);
+                if maintenance.is_some_and(|one| one.state != MaintenanceState::Waiting) {
                     self.tools.note(&mut notes, maintenance::RETURNS.to_owned());
                 }
-                let was_prepared = receipt.runs.iter().any(crate::journal::Run::installs);
-                stops = was_prepared
+                // Non-root users cannot read the journal.
+                stops = receipt.is_none_or(|receipt| receipt.validated.is_some())
+                    && !self.tools.options.request.image
                     && self.is_in_service()
                     && jobs.iter().any(maintenance::stops_jobs);
             }

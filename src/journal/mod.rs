@@ -264,6 +264,13 @@ impl Request {
         if let Some(directory) = &self.bundle {
             add("--bundle", directory.as_str());
         }
+        if !self.assume_gpus.is_empty() {
+            let ids: Vec<String> = self.assume_gpus.iter().map(ToString::to_string).collect();
+            add("--assume-gpu", &ids.join(","));
+        }
+        if self.image {
+            words.insert(1, "--image".to_owned());
+        }
         words.join(" ")
     }
 }

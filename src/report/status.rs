@@ -130,18 +130,34 @@ fn again(status: &StatusSummary) -> String {
     if status.last.as_ref().is_some_and(|run| !run.installs()) {
         return "gpu-bootstrap uninstall".to_owned();
     }
-    let request = status.request.as_ref();
-    let upgrades = request.is_some_and(|one| one.upgrade) || status.maintenance.is_some();
-    let command = if upgrades { UPGRADE } else { INSTALL };
-    request.map_or_else(|| command.to_owned(), |request| request.append_to(command))
+    match &status.request {
+        // With the same options, lock file and secrets.
+        Some(request) if request.upgrade => format!("{UPGRADE} --as-installed"),
+        Some(request) if status.maintenance.is_none() => request.append_to(INSTALL),
+        _ if status.maintenance.is_some() => UPGRADE.to_owned(),
+        _ => INSTALL.to_owned(),
+    }
+}
+
+/// The command after a failed upgrade. The settings and the lock file that selected its driver are omitted.
+fn with_other_driver(status: &StatusSummary) -> String {
+    let Some(request) = &status.request else {
+        return UPGRADE.to_owned();
+    };
+    let mut request = request.clone();
+    request
+        .set
+        .retain(|setting| !setting.starts_with("driver."));
+    (request.lock_path, request.bundle) = (None, None);
+    request.append_to(UPGRADE)
 }
 
 /// The next command after a run with an error.
 fn after_error(status: &StatusSummary) -> NextStep {
     match status.maintenance.map(|one| one.state) {
         Some(MaintenanceState::Failed) => (
-            "Set another driver to try again, or the previous one to return the node to service, then run:",
-            UPGRADE.to_owned(),
+            "Remove the reason, or restore the previous driver in the settings to return the node to service, then run:",
+            with_other_driver(status),
         ),
         Some(_) => ("To continue the upgrade:", again(status)),
         None => (

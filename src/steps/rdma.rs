@@ -247,6 +247,10 @@ async fn detect(cx: &Cx<'_>, modules: &[RdmaModule]) -> Result<RdmaState, StepEr
 
 /// Returns the version of a module file. `None` if it has no version, or if `modinfo` is not installed.
 async fn version_of(cx: &Cx<'_>, file: &Utf8Path) -> Result<Option<String>, StepError> {
+    // The list may contain a module that was removed.
+    if !cx.host.files().exists(file)? {
+        return Ok(None);
+    }
     let query = kmod::field("version", file.as_str());
     let output = cx.host.query(&query).await;
     match output.and_then(|output| output.success(query.cmd())) {

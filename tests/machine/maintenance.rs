@@ -636,7 +636,7 @@ fn failed_driver_is_rolled_back_and_the_node_stays_cordoned() {
         "the upgrade failed: driver 595.91.07 failed validation",
         "is installed again and passed validation",
         "driver 580.",
-        "to return the node to service, then run: gpu-bootstrap upgrade",
+        "in the settings to return the node to service, then run: gpu-bootstrap upgrade",
     ] {
         assert!(status.contains(part), "{part}: {status}");
     }
