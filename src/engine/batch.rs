@@ -55,9 +55,13 @@ pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<PackageWork> {
     if waiting.is_empty() {
         return None;
     }
-    let behind: BTreeSet<usize> = waiting
-        .iter()
-        .flat_map(|(at, _)| graph.below[*at].iter().copied())
+    // Steps behind a build would delay the transaction until its end.
+    let builds = (jobs.iter().enumerate())
+        .filter(|(_, job)| job.ended.is_none() && only_compiles(job))
+        .map(|(at, _)| at);
+    let behind: BTreeSet<usize> = (waiting.iter().map(|(at, _)| *at))
+        .chain(builds)
+        .flat_map(|at| graph.below[at].iter().copied())
         .collect();
     let may_come = jobs.iter().enumerate().any(|(at, job)| {
         job.ended.is_none()

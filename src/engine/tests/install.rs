@@ -492,6 +492,10 @@ async fn module_is_compiled_in_parallel_with_unrelated_packages() {
         .locks(&both),
         packages("docker", &["docker"]),
         packages("toolkit", &["toolkit"]),
+        // The transaction does not wait for package steps behind the build.
+        fixed("behind", Assessment::not_applicable("nothing"))
+            .after(&["driver"])
+            .locks(&[Lock::Packages]),
         file("module", "/module", "x").after(&["driver"]),
     ]);
     let report = rig.install().await.unwrap();
