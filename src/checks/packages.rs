@@ -8,7 +8,7 @@ use super::{
     module_build,
 };
 use crate::{
-    check::{Family, Finding, REBOOT, Subject, Verdict},
+    check::{Family, Finding, INSTALL, REBOOT, Subject, Verdict},
     compat::{matrix::Matrix, security},
     config::{
         desired::Purpose,
@@ -48,6 +48,8 @@ struct PackagesState {
     manager: Option<Manager>,
     /// The version of the loaded module.
     loaded: Option<DriverVersion>,
+    /// A lock file contains the versions.
+    is_locked: bool,
 }
 
 async fn detect(subject: &Subject<'_>) -> Result<PackagesState, StepError> {
@@ -62,6 +64,9 @@ async fn detect(subject: &Subject<'_>) -> Result<PackagesState, StepError> {
         runfile: driver.origin == Some(Origin::Runfile),
         manager: messages::manager(files, os)?.filter(|_| is_ours),
         loaded: driver.loaded_version.clone(),
+        is_locked: subject
+            .desired
+            .is_some_and(|desired| desired.packages.guard.lock.is_some()),
     })
 }
 
@@ -138,8 +143,12 @@ fn decide(state: &PackagesState) -> Finding {
                     .collect::<Vec<_>>()
                     .join(", "),
             ),
-            expected: newest.map(|version| format!("only {version}")),
+            expected: (newest.filter(|_| !state.is_locked))
+                .map(|version| format!("only {version}")),
             remedy: Some(match in_one_version(versions, state.manager) {
+                _ if state.is_locked => {
+                    format!("run `{INSTALL}`, which installs the versions of the lock file")
+                }
                 Some(command) if newest.copied() == state.loaded.as_ref() => format!(
                     "run `{command}`: it brings all driver packages to the version of the loaded module in one transaction"
                 ),
@@ -919,6 +928,7 @@ mod tests {
                 runfile,
                 manager: None,
                 loaded: None,
+                is_locked: false,
             });
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
@@ -931,6 +941,7 @@ mod tests {
             runfile: false,
             manager: None,
             loaded: None,
+            is_locked: false,
         });
         assert_eq!(unknown.status, Verdict::Unknown);
     }
@@ -946,6 +957,7 @@ mod tests {
                 runfile: false,
                 manager: Some(manager),
                 loaded: None,
+                is_locked: false,
             });
             let mut finding = finding;
             finding.derive_command();
@@ -970,6 +982,17 @@ mod tests {
             .as_deref(),
             Some("yum install 'nvidia-kmod-common-580.2*' && systemctl reboot")
         );
+        let mut locked = decide(&PackagesState {
+            parts: Ok(two
+                .map(|(name, version)| part((name, version, Some(false))))
+                .into()),
+            runfile: false,
+            manager: Some(Manager::Apt),
+            loaded: None,
+            is_locked: true,
+        });
+        locked.derive_command();
+        assert_eq!(locked.command.as_deref(), Some("gpu-bootstrap install"));
         // The packages of another branch have other names.
         let branches = [
             ("nvidia-dkms-535", "535.261.03"),

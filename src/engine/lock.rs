@@ -104,7 +104,11 @@ fn not_validated(receipt: &Receipt) -> Option<(String, &'static str)> {
             hint,
         ));
     }
-    let hint = "run `gpu-bootstrap install --reboot`, then create the lock file";
+    let upgrades = (receipt.request.as_ref()).is_some_and(|request| request.upgrade);
+    let hint = match upgrades {
+        true => "run `gpu-bootstrap upgrade --as-installed --reboot`, then create the lock file",
+        false => "run `gpu-bootstrap install --reboot`, then create the lock file",
+    };
     match &last.ended {
         None => Some(("the last run has not finished".to_owned(), hint)),
         Some(ended) if ended.exit == Exit::RebootRequired.code() => {
