@@ -501,7 +501,7 @@ pub(super) fn finish(
     )
 }
 
-/// Why a run did not succeed, for the journal.
+/// The reasons that a run did not succeed, for the journal.
 #[derive(Debug, Default)]
 pub(super) struct Reasons {
     upgrade_failed: Option<String>,

@@ -493,7 +493,7 @@ impl Session {
             self.conclude(mode, &mut jobs);
             let mut stops = false;
             if mode == Mode::Plan {
-                // An unreadable journal is already reported.
+                // `read_obsolete` reports an unreadable journal.
                 let history = Journal::read(&self.inner.host).ok();
                 let receipt = history.map(|history| fold(&history.lines));
                 if let Some(receipt) = &receipt

@@ -179,7 +179,7 @@ fn computed(ids: &[&str], (path, text): (&str, &str), name: &str) -> Result<Vec<
     Ok(layouts.into_iter().map(|one| one.layout).collect())
 }
 
-/// Returns what is wrong unless gpu-bootstrap rejects the layout with the reason and a remedy: no entry matches a GPU, or the
+/// Returns the problem, unless gpu-bootstrap rejects the layout with the reason and a remedy: no entry matches a GPU, or the
 /// matching one has a profile that the GPU lacks.
 fn accepted(ids: &[&str], file: (&str, &str), name: &str, matches: bool) -> Option<String> {
     match computed(ids, file, name) {
@@ -210,7 +210,7 @@ fn machine_with(ids: &[&str]) -> Machine {
     Machine::new(describe("debian-12-h100", differs))
 }
 
-/// Applies the supported layouts one after the other, and removes the last one. Returns what is wrong.
+/// Applies the supported layouts one after the other, and removes the last one. Returns the problems.
 fn wrong_with(gpus: &Gpus) -> Vec<String> {
     let ids = gpus.ids;
     let most: Vec<BTreeMap<String, u64>> = (ids.iter())

@@ -41,7 +41,7 @@ const KUEUE_CLASSES: &str = "\
 # Kueue 0.18), and map each class in `resources.deviceClassMappings` of its configuration, for example
 # `{name: gpu.nvidia.com, deviceClassNames: [gpu.nvidia.com]}`.";
 
-/// The comment of the queue of Volcano with the DRA driver. Source: volcano.sh/volcano v1.15.1 (commit 0a56ed33),
+/// The comment of the Volcano queue with the DRA driver. Source: volcano.sh/volcano v1.15.1 (commit 0a56ed33),
 /// docs/user-guide/how_to_use_dra_quota.md, and `parseDRAResourceList` in pkg/scheduler/plugins/capacity/capacity.go.
 const VOLCANO_CLASSES: &str = "\
 # The capability has the names of the device classes. Volcano counts them since 1.15, and only if the configuration of its scheduler
