@@ -40,6 +40,8 @@ pub struct Step {
     pub locks: Vec<Lock>,
     /// Whether its changes take long, see [`Step::long`].
     pub is_long: bool,
+    /// Whether its changes must be applied before a reboot, see [`Step::before_reboot`].
+    pub is_before_reboot: bool,
     /// Whether a change of an earlier run is still configured, see [`Step::wants`].
     pub wants: Arc<Wants>,
     /// Reads the machine and decides. Returns an error if the machine cannot be read. A wrong state is not an error.
@@ -63,6 +65,7 @@ impl Step {
             after: Vec::new(),
             locks: Vec::new(),
             is_long: false,
+            is_before_reboot: false,
             wants: Arc::new(|_, _| true),
             assess: Arc::new(assess),
         }
@@ -84,6 +87,13 @@ impl Step {
     /// are therefore installed first, in a separate transaction, and the step runs in parallel with the next transaction.
     pub fn long(mut self) -> Self {
         self.is_long = true;
+        self
+    }
+
+    /// A reboot uses its results. If another step requires a reboot while this step has not finished, it is assessed and its
+    /// changes are applied before the reboot.
+    pub fn before_reboot(mut self) -> Self {
+        self.is_before_reboot = true;
         self
     }
 

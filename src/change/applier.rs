@@ -53,6 +53,8 @@ pub struct Applier {
     pub(super) pausing: Arc<tokio::sync::Mutex<()>>,
     /// The results of queries. Only set in an applier for one dry run, or for the approval of one transaction.
     pub(super) cache: Option<Arc<QueryCache>>,
+    /// The requested packages of the transaction whose packages were downloaded early.
+    pub(super) downloaded_early: Arc<Mutex<Vec<String>>>,
     /// The packages that the run needs. `None` if they are unknown; then no source may fail.
     pub(super) wanted: Option<Arc<WantedPackages>>,
 }
@@ -85,6 +87,7 @@ impl Applier {
             lacks_fleet_lock: Arc::default(),
             pausing: Arc::default(),
             cache: None,
+            downloaded_early: Arc::default(),
             wanted: None,
         }
     }
@@ -231,6 +234,7 @@ impl ApplyChanges for Applier {
             Change::AddRepository { repository } => Some(self.preview_repository(repository)?),
             Change::InstallPackages { .. } => Some(self.simulate_install(change).await.preview()?),
             Change::RefreshRepositories => self.preview_refresh()?,
+            Change::RunTriggers => None,
             Change::HoldPackages { patterns } => Some(self.preview_hold(patterns).await?),
             Change::RepairPackages => Some(self.preview_repair().await?),
             Change::LeaveService { leave } => self.preview_leave(leave).await?,
@@ -285,6 +289,7 @@ impl ApplyChanges for Applier {
             Change::RefreshRepositories => Ok(Undo::nothing("package lists are a cache")),
             Change::EnableStream { module, stream } => self.capture_stream(module, stream),
             Change::InstallPackages { .. } | Change::RepairPackages => self.capture_packages(),
+            Change::RunTriggers => Ok(Undo::nothing("triggers belong to their packages")),
             Change::HoldPackages { patterns } => self.capture_hold(patterns).await,
             Change::EnableUnit { unit, start } => self.capture_unit(unit, *start).await,
             Change::MaskUnit { unit } => self.capture_mask(unit).await,
@@ -343,6 +348,7 @@ impl ApplyChanges for Applier {
                     .await?;
             }
             Change::RepairPackages => self.repair(&undo, sink).await?,
+            Change::RunTriggers => self.run_deferred_triggers(sink).await?,
             Change::HoldPackages { patterns } => self.hold(patterns, &undo, sink).await?,
             Change::EnableUnit { unit, start } => self.enable_unit(unit, *start, sink).await?,
             Change::MaskUnit { unit } => self.mask_unit(unit, sink).await?,
@@ -408,6 +414,15 @@ impl ApplyChanges for Applier {
         })
     }
 
+    async fn prepare(&self, change: &Change, sink: &dyn Sink) {
+        if let Change::InstallPackages {
+            packages, removing, ..
+        } = change
+        {
+            self.download_early(packages, removing, sink).await;
+        }
+    }
+
     async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, ChangeError> {
         // The tool may have been interrupted after it wrote files but before the sync.
         if undo_writes_by_tools(undo) || !written(undo).is_empty() {
@@ -465,6 +480,7 @@ const fn is_written_by_tools(change: &Change) -> bool {
         Change::EnableStream { .. }
             | Change::InstallPackages { .. }
             | Change::RepairPackages
+            | Change::RunTriggers
             | Change::HoldPackages { .. }
             | Change::EnableUnit { .. }
             | Change::MaskUnit { .. }

@@ -56,6 +56,10 @@ pub trait ApplyChanges: Send + Sync {
         sink: &dyn Sink,
     ) -> Result<Undo, ChangeError>;
 
+    /// Starts the downloads of a change that is applied later. A failure is only logged, because the change itself downloads
+    /// what is missing.
+    async fn prepare(&self, change: &Change, sink: &dyn Sink);
+
     /// Returns the exact undo of an interrupted change, by comparing the previous state with the current one.
     ///
     /// # Errors
@@ -119,6 +123,8 @@ impl ApplyChanges for NoChanges {
     async fn apply(&self, _: &Change, _: Undo, _: &dyn Sink) -> Result<Undo, ChangeError> {
         Err(only_looks())
     }
+
+    async fn prepare(&self, _: &Change, _: &dyn Sink) {}
 
     async fn reconcile(&self, _: &Undo, _: &dyn Sink) -> Result<Undo, ChangeError> {
         Err(only_looks())

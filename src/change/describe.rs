@@ -35,6 +35,7 @@ impl Change {
                 text
             }
             Self::RepairPackages => "repair interrupted package work".to_owned(),
+            Self::RunTriggers => "run deferred package triggers".to_owned(),
             Self::HoldPackages { patterns } => match &patterns[..] {
                 [one] => format!("hold `{one}`"),
                 more => format!(

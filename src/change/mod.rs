@@ -122,6 +122,8 @@ kinds! {
     },
     /// Repair packages that an interrupted package manager left unconfigured.
     "repair-packages" => RepairPackages,
+    /// Run the package triggers that a transaction left for later.
+    "run-triggers" => RunTriggers,
     /// Hold all installed packages with a matching name.
     "hold-packages" => HoldPackages {
         /// Shell patterns for the names of installed packages.
@@ -289,6 +291,8 @@ impl Change {
 #[serde(rename_all = "kebab-case")]
 pub enum Lock {
     Packages,
+    /// The packages that are downloaded for a later transaction.
+    Downloads,
     /// Kernel modules and initramfs images.
     Modules,
     Containers,

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Session,
-    batch::{batch, due, only_compiles},
+    batch::{batch, due, following, only_compiles},
     job::{Assessed, End, Job, had_nothing_to_do},
     ledger::Ledger,
     retry::RetryPolicy,
@@ -23,6 +23,7 @@ use crate::{
     error::one_line,
     event::{Event, Outcome},
     exit::Exit,
+    model::id::StepId,
     step::Assessment,
 };
 
@@ -85,6 +86,8 @@ pub(super) enum Done {
         count: usize,
         failed: Option<(String, ChangeError)>,
     },
+    /// The downloads of a later change are finished.
+    Prepared,
     /// The pause before another attempt is over.
     Paused {
         at: usize,
@@ -157,7 +160,45 @@ impl<'s> Applying<'s> {
                 _ = cancel.cancelled(), if self.stop.is_none() => {}
             }
         }
+        if matches!(self.stop, Some(Stop::Reboot(_))) {
+            self.finish_before_reboot().await;
+        }
         self.give_up_the_rest();
+    }
+
+    /// Applies the changes that must precede a reboot. If one fails, the machine is not rebooted.
+    async fn finish_before_reboot(&mut self) {
+        let steps = self.jobs.iter().enumerate();
+        let due: Vec<usize> = steps
+            .filter(|(_, job)| job.before_reboot && job.ended.is_none())
+            .map(|(at, _)| at)
+            .collect();
+        for at in due {
+            let changes = match self.session.inner.assess(at).await {
+                Ok(Assessment::Needs { changes, .. }) => changes,
+                Ok(_) => continue,
+                Err(error) => {
+                    self.fail(at, End::could_not_look(&error));
+                    continue;
+                }
+            };
+            let id = self.jobs[at].id.clone();
+            let mut end = End::new(Outcome::Changed, "applied before the reboot".to_owned());
+            for change in changes {
+                if let Err(failure) = self
+                    .ledger
+                    .perform(std::slice::from_ref(&id), &change)
+                    .await
+                {
+                    end = End::failed(&change.summary(), &failure);
+                    break;
+                }
+            }
+            match end.outcome {
+                Outcome::Failed => self.fail(at, end),
+                _ => self.end(at, end),
+            }
+        }
     }
 
     /// Starts and finishes work. Returns whether the state of a step changed.
@@ -308,7 +349,7 @@ impl<'s> Applying<'s> {
             }
             return true;
         }
-        let mut locks = BTreeSet::from([Lock::Packages]);
+        let mut locks = BTreeSet::from([Lock::Packages, Lock::Downloads]);
         // A refresh of the lists only needs the package lock, not the other locks of the steps.
         if shared.change != Change::RefreshRepositories {
             for at in &shared.steps {
@@ -318,13 +359,20 @@ impl<'s> Applying<'s> {
         if !self.free(&locks) {
             return false;
         }
+        let following = match &shared.change {
+            Change::InstallPackages { .. } => following(&self.jobs, &shared),
+            _ => None,
+        };
         self.begin(&shared.steps);
         let ledger = self.ledger.clone();
-        let ids: Vec<_> = shared
-            .steps
-            .iter()
-            .map(|at| self.jobs[*at].id.clone())
-            .collect();
+        if let Some(next) = following {
+            let (ledger, ids) = (ledger.clone(), self.ids(&next.steps));
+            self.start(Vec::new(), BTreeSet::from([Lock::Downloads]), async move {
+                ledger.prepare(&ids, &next.change).await;
+                Done::Prepared
+            });
+        }
+        let ids = self.ids(&shared.steps);
         self.start(shared.steps.clone(), locks, async move {
             let failed = ledger
                 .perform(&ids, &shared.change)
@@ -338,6 +386,10 @@ impl<'s> Applying<'s> {
             }
         });
         true
+    }
+
+    fn ids(&self, steps: &[usize]) -> Vec<StepId> {
+        steps.iter().map(|at| self.jobs[*at].id.clone()).collect()
     }
 
     fn begin(&mut self, steps: &[usize]) {
@@ -441,6 +493,7 @@ impl<'s> Applying<'s> {
                     }
                 }
             }
+            Done::Prepared => {}
             Done::Paused { at } => {
                 self.jobs[at].busy = false;
                 // State that was read before the pause is outdated.
@@ -540,6 +593,7 @@ const fn needs_package_lock(change: &Change) -> bool {
             | Change::EnableStream { .. }
             | Change::InstallPackages { .. }
             | Change::RepairPackages
+            | Change::RunTriggers
             | Change::HoldPackages { .. }
     )
 }

@@ -46,6 +46,7 @@ mod specs;
 mod streams;
 mod timer;
 mod toolkit;
+mod triggers;
 mod upgrade_timer;
 
 pub use autoload::PATH as AUTOLOAD_PATH;
@@ -113,6 +114,8 @@ pub const TOOLKIT_PACKAGES: StepId = StepId::new("toolkit.packages");
 /// All packages of the lock file have their locked versions.
 pub const PACKAGES_LOCK: StepId = StepId::new("packages.lock");
 pub const PACKAGES_HOLD: StepId = StepId::new("packages.hold");
+/// Step name.
+pub const PACKAGES_TRIGGERS: StepId = StepId::new("packages.triggers");
 /// CDI specification.
 pub const CDI: StepId = StepId::new("cdi");
 /// Instance type, PCI bus, driver, NVML and device nodes agree.
@@ -221,6 +224,7 @@ pub fn all() -> Vec<Step> {
         cluster::packages::step(),
         lock::step(),
         holds::step(),
+        triggers::step(),
         autoload::step(),
         module::step(),
         persistence::step(),

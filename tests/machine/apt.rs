@@ -14,7 +14,9 @@ use crate::{
     state::State,
 };
 
-const OPTIONS: [&str; 13] = [
+const OPTIONS: [&str; 15] = [
+    "Dir::Cache::Archives=",
+    "Dpkg::Options::=--no-triggers",
     "Acquire::ForceHash=SHA256",
     "DPkg::Lock::Timeout=",
     "Dpkg::Use-Pty=0",
@@ -145,6 +147,7 @@ pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output
     match line.verb.as_str() {
         "install" if line.fix => Ok(sub_process(dpkg::configure_pending(files, state, &[]))),
         "install" => install(cmd, files, state, &line),
+        "clean" => Ok(ok("")),
         "purge" | "remove" => Ok(remove(files, state, &line)),
         "dist-upgrade" if line.simulate => Ok(crate::upgrade::simulate(files)),
         verb => panic!(
@@ -455,7 +458,14 @@ fn install(
         .into_iter()
         .map(|(name, ..)| name)
         .collect();
-    Ok(sub_process(dpkg::configure_pending(files, state, &order)))
+    let configured = sub_process(dpkg::configure_pending(files, state, &order));
+    let leaves_triggers = |arg: &String| arg == "-oDpkg::Options::=--no-triggers";
+    let triggers = match cmd.args.iter().any(leaves_triggers) {
+        true => "triggers-pending",
+        false => "installed",
+    };
+    dpkg::set_triggers(files, None, triggers);
+    Ok(configured)
 }
 
 /// Adds apt's message after a failure of dpkg.

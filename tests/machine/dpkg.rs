@@ -362,9 +362,38 @@ pub fn dpkg(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
             "--force-confold",
             "--configure",
             "--pending",
-        ] => configure_pending(files, state, &[]),
+        ] => {
+            set_triggers(files, None, "installed");
+            configure_pending(files, state, &[])
+        }
+        ["--no-triggers", "--triggers-only", ref names @ ..] if !names.is_empty() => {
+            set_triggers(files, Some(names), "installed");
+            let lines = names
+                .iter()
+                .map(|name| format!("Processing triggers for {name} ...\n"));
+            ok(lines.collect::<String>())
+        }
         _ => panic!("the simulated dpkg does not support `{}`", cmd.line()),
     }
+}
+
+/// Packages that are interested in the files of every package.
+const INTERESTED: [&str; 3] = ["libc-bin", "initramfs-tools", "man-db"];
+
+/// Sets the state of packages whose triggers are activated or run.
+pub fn set_triggers(files: &FakeFiles, only: Option<&[&str]>, state: &str) {
+    let mut database = read(files);
+    for (name, entry) in &mut database {
+        let named = only.is_none_or(|only| {
+            only.iter()
+                .any(|one| one.split(':').next() == Some(name.as_str()))
+        });
+        let configured = ["installed", "triggers-pending"].contains(&entry.state.as_str());
+        if named && configured && INTERESTED.contains(&name.as_str()) {
+            state.clone_into(&mut entry.state);
+        }
+    }
+    write(files, &database);
 }
 
 /// Configures all unpacked packages, starting with `first`. Continues after a failure.

@@ -363,7 +363,7 @@ pub fn changes(cmd: &Cmd) -> bool {
         "/usr/bin/kubectl" => cluster::changes(cmd),
         "dkms" => cmd.args.first().is_some_and(|verb| verb != "status"),
         "nvidia-smi" => mig::changes(cmd),
-        "dpkg" => cmd.args.iter().any(|arg| arg == "--configure"),
+        "dpkg" => (cmd.args.iter()).any(|arg| ["--configure", "--triggers-only"].contains(&&**arg)),
         "ctr" => !cmd.args.iter().any(|arg| arg == "list" || arg == "version"),
         "apt-cache"
         | "journalctl"

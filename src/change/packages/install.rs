@@ -16,6 +16,7 @@ use crate::{
     config::desired::{LockedPackages, PackageSpec},
     error::one_line,
     facts::detection::{carries_driver, is_driver_part},
+    host::Cmd,
     model::{
         pattern,
         version::{Branch, DriverVersion},
@@ -28,7 +29,7 @@ use crate::{
 /// A simulated transaction.
 pub(super) struct SimulatedTransaction {
     /// Packages to install, with their versions.
-    packages: Vec<String>,
+    pub(super) packages: Vec<String>,
     /// Packages to remove.
     removing: Vec<String>,
     /// Whether installed packages are replaced.
@@ -117,7 +118,12 @@ impl Applier {
             // Each download may import keys.
             self.record_before_download(undo).await?;
         }
-        let download = self.backend.download(&settings, &request);
+        let is_early = self.is_downloaded_early(&work.packages);
+        let from_downloads = |cmd: Cmd| match is_early {
+            true => self.backend.with_own_downloads(cmd.clone()).unwrap_or(cmd),
+            false => cmd,
+        };
+        let download = from_downloads(self.backend.download(&settings, &request));
         self.run_once("download packages", &download, downloads, sink)
             .await?;
         if !work.removing.is_empty() && self.backend.performs_from_downloads() {
@@ -132,6 +138,7 @@ impl Applier {
         }
         let (request, actions) = (work.request(), &work.actions);
         let cmd = self.backend.perform(&settings, &request, removals(actions));
+        let cmd = from_downloads(self.backend.leave_triggers(cmd));
         if later && self.backend.scripts_may_leave_modules() {
             self.compile_later(actions)?;
         }
@@ -145,6 +152,9 @@ impl Applier {
                 sink.line(&one_line(&second));
                 return Err(error);
             }
+        }
+        if is_early {
+            self.remove_early_downloads(sink).await?;
         }
         Ok((resolved, work.removing))
     }
@@ -268,7 +278,7 @@ impl Applier {
 
     /// Like [`Self::resolve`], but first checks that all packages of the lock file are available, so that the error lists all
     /// that are not, before any package is changed.
-    async fn resolve_locked(
+    pub(super) async fn resolve_locked(
         &self,
         specs: &[PackageSpec],
     ) -> Result<BTreeMap<String, String>, ChangeError> {

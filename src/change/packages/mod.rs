@@ -15,6 +15,7 @@ mod install;
 mod inventory;
 mod lists;
 mod merge;
+mod prefetch;
 mod record;
 mod reduce;
 mod repair;
@@ -22,6 +23,7 @@ pub mod repository;
 mod run;
 mod space;
 mod streams;
+mod triggers;
 mod undo;
 mod untracked_files;
 

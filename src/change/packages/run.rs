@@ -64,7 +64,10 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let begun = self.host.clock.now().as_second();
-        let ran = self.run_once(what, cmd, stages, sink).await;
+        let ran = match self.run_once(what, cmd, stages, sink).await {
+            Ok(()) => self.run_needed_triggers(sink).await,
+            Err(error) => Err(error),
+        };
         self.tell_of_compiled_modules(begun, sink);
         self.synced_after(ran, sink).await
     }

@@ -253,6 +253,8 @@ impl ApplyChanges for FileChanges {
         self.reconcile(&undo, sink).await
     }
 
+    async fn prepare(&self, _: &Change, _: &dyn Sink) {}
+
     async fn reconcile(&self, undo: &Undo, _: &dyn Sink) -> Result<Undo, ChangeError> {
         if *self.blind.lock().unwrap() {
             return Err(broken("another program is working"));

@@ -39,8 +39,9 @@ pub use sources::Sources;
 pub use transactions::Transactions;
 pub use types::{
     Action, ArchiveError, AvailablePackage, Commands, Contents, Estimate, Exclusion, ForcedOrigin,
-    Further, HalfDone, Impact, LowerBounds, Mark, NoHolds, Package, PackageCondition, Removals,
-    Settings, SourceEntry, SourceFailure, SourceIssue, TransactionRequest, contradictions,
+    Further, HalfDone, Impact, LowerBounds, Mark, NoHolds, Package, PackageCondition,
+    PendingTriggers, Removals, Settings, SourceEntry, SourceFailure, SourceIssue,
+    TransactionRequest, contradictions,
 };
 
 use crate::{

@@ -1,6 +1,10 @@
 //! The commands that change packages, and the parsers of their output.
 
-use super::{Action, Estimate, Mark, Package, Removals, Settings, TransactionRequest};
+use camino::Utf8Path;
+
+use super::{
+    Action, Estimate, Mark, Package, PendingTriggers, Removals, Settings, TransactionRequest,
+};
 use crate::host::{Cmd, FilesError, Output, Query, ReadFiles};
 
 /// Simulating and performing transactions.
@@ -41,6 +45,17 @@ pub trait Transactions {
     /// Downloads the packages of a transaction.
     fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd;
 
+    /// Makes [`Self::download`] and [`Self::perform`] use another directory for the downloaded packages, so that the download
+    /// can run while another transaction is performed. `None` if the manager cannot do this.
+    fn with_own_downloads(&self, _cmd: Cmd) -> Option<Cmd> {
+        None
+    }
+
+    /// Removes the packages in the directory of [`Self::with_own_downloads`], and returns the directory. `None` as above.
+    fn remove_own_downloads(&self) -> Option<(Cmd, &'static Utf8Path)> {
+        None
+    }
+
     /// Performs a simulated and approved transaction.
     fn perform(
         &self,
@@ -74,6 +89,24 @@ pub trait Transactions {
 
     /// Configures packages that are unpacked but not configured. `None` if the manager has no such state.
     fn configure(&self) -> Option<Cmd>;
+
+    /// Makes a transaction leave the triggers of packages for [`Self::run_triggers`].
+    fn leave_triggers(&self, cmd: Cmd) -> Cmd {
+        cmd
+    }
+
+    /// Reads which packages have pending triggers.
+    ///
+    /// # Errors
+    /// If the database cannot be read.
+    fn pending_triggers(&self, _files: &dyn ReadFiles) -> Result<PendingTriggers, FilesError> {
+        Ok(PendingTriggers::default())
+    }
+
+    /// Runs the pending triggers of these packages. `None` if a transaction always runs all triggers.
+    fn run_triggers(&self, _packages: &[String]) -> Option<Cmd> {
+        None
+    }
 
     /// Queries the packages that an interrupted transaction had started to install. `None` if the package database itself shows
     /// them.

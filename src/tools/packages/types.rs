@@ -422,6 +422,15 @@ pub enum Mark {
     Automatic,
 }
 
+/// Packages whose triggers are pending.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PendingTriggers {
+    /// Other packages or running programs may depend on them.
+    pub needed: Vec<String>,
+    /// They only affect the next boot or the documentation.
+    pub deferrable: Vec<String>,
+}
+
 /// The settings of every command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {

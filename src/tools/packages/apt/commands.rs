@@ -3,11 +3,14 @@
 
 use std::time::Duration;
 
-use super::{Apt, estimate, simulation};
+use camino::Utf8Path;
+
+use super::{Apt, estimate, simulation, triggers};
 use crate::{
-    host::{Cmd, Query},
+    host::{Cmd, FilesError, Query, ReadFiles},
     tools::packages::{
-        Action, Estimate, Mark, Package, Removals, Settings, TransactionRequest, Transactions,
+        Action, Estimate, Mark, Package, PendingTriggers, Removals, Settings, TransactionRequest,
+        Transactions,
     },
 };
 
@@ -18,6 +21,10 @@ const LOCKS: [&str; 4] = [
     "/var/lib/apt/lists/lock",
     "/var/cache/apt/archives/lock",
 ];
+
+/// The directory of packages that are downloaded while another transaction is performed. apt creates missing directories only
+/// in its cache directory (`CreateAPTDirectoryIfNeeded` of apt).
+const OWN_DOWNLOADS: &str = "/var/cache/apt/gpu-bootstrap";
 
 /// The time limit of a transaction. A transaction with a DKMS build takes some minutes on a healthy machine.
 const DEADLINE: Duration = Duration::from_secs(45 * 60);
@@ -223,6 +230,37 @@ impl Transactions for Apt {
 
     fn scripts_may_leave_modules(&self) -> bool {
         true
+    }
+
+    fn with_own_downloads(&self, mut cmd: Cmd) -> Option<Cmd> {
+        cmd.args
+            .insert(0, format!("-oDir::Cache::Archives={OWN_DOWNLOADS}/"));
+        Some(cmd)
+    }
+
+    fn remove_own_downloads(&self) -> Option<(Cmd, &'static Utf8Path)> {
+        let args = [&format!("-oDir::Cache::Archives={OWN_DOWNLOADS}/"), "clean"];
+        let cmd = quiet(Cmd::new("apt-get", args)).deadline(Duration::from_secs(60));
+        Some((cmd, Utf8Path::new(OWN_DOWNLOADS)))
+    }
+
+    fn leave_triggers(&self, mut cmd: Cmd) -> Cmd {
+        // dpkg(1): activations are still recorded.
+        cmd.args
+            .insert(0, "-oDpkg::Options::=--no-triggers".to_owned());
+        cmd
+    }
+
+    fn pending_triggers(&self, files: &dyn ReadFiles) -> Result<PendingTriggers, FilesError> {
+        triggers::pending(files)
+    }
+
+    fn run_triggers(&self, packages: &[String]) -> Option<Cmd> {
+        // dpkg(1): with `--no-triggers`, only the triggers of these packages run.
+        let mut args = vec!["--no-triggers".to_owned(), "--triggers-only".to_owned()];
+        args.extend(packages.iter().cloned());
+        let cmd = quiet(Cmd::new("dpkg", args));
+        Some(cmd.deadline(DEADLINE).silence(SILENCE))
     }
 
     fn configure(&self) -> Option<Cmd> {

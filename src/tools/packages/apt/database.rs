@@ -11,14 +11,14 @@ use std::{cmp::Ordering, collections::BTreeSet};
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Apt, marks, version};
+use super::{Apt, marks, triggers, version};
 use crate::{
     host::{FilesError, ReadFiles, Reader},
     tools::packages::{Database, DatabaseError, Package, PackageCondition},
 };
 
 /// The path of the database.
-const PATH: &str = "/var/lib/dpkg/status";
+pub(super) const PATH: &str = "/var/lib/dpkg/status";
 
 /// The directory of updates that are not yet merged into the database.
 const UPDATES: &str = "/var/lib/dpkg/updates";
@@ -192,10 +192,13 @@ impl Database for Apt {
         PATH
     }
 
-    /// Whether `dpkg` was interrupted or is running: it then has updates in [`UPDATES`].
+    /// Whether `dpkg` was interrupted or is running: it then has updates in [`UPDATES`], or triggers of a finished transaction
+    /// are pending.
     fn interrupted(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
         let names = files.list(Utf8Path::new(UPDATES))?;
-        Ok((names.iter().any(|name| is_update(name))).then_some("dpkg"))
+        let is_interrupted = names.iter().any(|name| is_update(name))
+            || !triggers::pending(files)?.needed.is_empty();
+        Ok(is_interrupted.then_some("dpkg"))
     }
 
     fn bare_name<'n>(&self, id: &'n str) -> &'n str {
@@ -445,6 +448,16 @@ Status: install ok installed
         assert_eq!(Apt.interrupted(&files).unwrap(), None);
         files.put(&format!("{UPDATES}/0001"), "");
         assert_eq!(Apt.interrupted(&files).unwrap(), Some("dpkg"));
+    }
+
+    #[test]
+    fn only_triggers_that_cannot_wait_are_an_interruption() {
+        for (name, found) in [("man-db", None), ("libc-bin", Some("dpkg"))] {
+            let files = FakeFiles::new();
+            let text = format!("Package: {name}\nStatus: install ok triggers-pending\n");
+            files.put(PATH, text);
+            assert_eq!(Apt.interrupted(&files).unwrap(), found, "{name}");
+        }
     }
 
     proptest::proptest! {

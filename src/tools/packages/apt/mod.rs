@@ -16,6 +16,7 @@ mod repository;
 mod simulation;
 mod sizes;
 mod sources;
+mod triggers;
 mod unattended_upgrades;
 mod version;
 

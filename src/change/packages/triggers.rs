@@ -1,0 +1,50 @@
+//! Package triggers. A transaction only runs those that other packages or running programs may depend on. The others take
+//! seconds to minutes (a new initramfs, the index of the man pages), and run once for all transactions of a run, while the node
+//! is validated.
+
+use super::of_class;
+use crate::{
+    change::{Applier, ChangeError, Sink},
+    tools::packages::FailureClass,
+};
+
+/// The number of passes. A trigger may activate others, which dpkg stops if they never end.
+const PASSES: usize = 10;
+
+impl Applier {
+    /// Runs the triggers that a transaction left, except those that may run later.
+    pub(super) async fn run_needed_triggers(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+        const WHAT: &str = "run package triggers";
+        for _ in 0..PASSES {
+            let pending = self.backend.pending_triggers(&*self.host.files)?;
+            let needed = match self.backend.run_triggers(&pending.needed) {
+                Some(cmd) if !pending.needed.is_empty() => cmd,
+                _ => return Ok(()),
+            };
+            self.run_once(WHAT, &needed, 0, sink).await?;
+        }
+        Err(of_class(
+            FailureClass::Interrupted,
+            format!("{WHAT}: still pending after {PASSES} passes"),
+        ))
+    }
+
+    /// Runs all remaining triggers.
+    pub(in crate::change) async fn run_deferred_triggers(
+        &self,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        self.exclusively(sink, async {
+            self.check_consistent().await?;
+            let pending = self.backend.pending_triggers(&*self.host.files)?;
+            match self.backend.run_triggers(&pending.deferrable) {
+                Some(cmd) if !pending.deferrable.is_empty() => {
+                    self.run_with_retries("run deferred package triggers", cmd, sink)
+                        .await
+                }
+                _ => Ok(()),
+            }
+        })
+        .await
+    }
+}

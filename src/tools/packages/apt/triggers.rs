@@ -1,0 +1,72 @@
+//! The pending triggers of dpkg, deb-triggers(5): work that packages do once for all packages that were installed together,
+//! such as updating the initramfs.
+
+use super::database;
+use crate::{
+    host::{FilesError, ReadFiles},
+    tools::packages::PendingTriggers,
+};
+
+/// Packages whose triggers may run later: the initramfs is used by the next boot, and the index of the man pages by `apropos`.
+/// Source: `triggers` control files and `postinst` scripts of these packages in Debian 12.
+const DEFERRABLE: [&str; 2] = ["initramfs-tools", "man-db"];
+
+/// Reads the packages with pending triggers from the package database.
+pub(super) fn pending(files: &dyn ReadFiles) -> Result<PendingTriggers, FilesError> {
+    let text = files.read_lossy(database::PATH.into())?.unwrap_or_default();
+    Ok(parse(&text))
+}
+
+/// Parses the fields `Package`, `Architecture` and `Status` of dpkg-query(1).
+fn parse(text: &str) -> PendingTriggers {
+    let mut found = PendingTriggers::default();
+    for paragraph in text.split("\n\n") {
+        let field = |name: &str| {
+            let mut lines = paragraph.lines();
+            let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            Some(value.trim())
+        };
+        let is_pending =
+            field("Status").is_some_and(|status| status.ends_with(" triggers-pending"));
+        let Some(name) = field("Package").filter(|_| is_pending) else {
+            continue;
+        };
+        if DEFERRABLE.contains(&name) {
+            found.deferrable.push(name.to_owned());
+            continue;
+        }
+        // dpkg(1) requires the architecture of a package that is installed for several ones.
+        let architecture = field("Architecture").filter(|one| *one != "all");
+        found.needed.push(match architecture {
+            Some(architecture) => format!("{name}:{architecture}"),
+            None => name.to_owned(),
+        });
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn initramfs_and_man_pages_are_deferrable() {
+        let paragraph = |name: &str, architecture: &str, status: &str| {
+            format!(
+                "Package: {name}\nStatus: install ok {status}\nArchitecture: {architecture}\n\
+                 Triggers-Pending: x\nDescription: a\n Status: install ok triggers-pending\n\n"
+            )
+        };
+        let text = [
+            paragraph("libc-bin", "amd64", "triggers-pending"),
+            paragraph("initramfs-tools", "all", "triggers-pending"),
+            paragraph("man-db", "amd64", "triggers-pending"),
+            paragraph("update-glx", "all", "triggers-pending"),
+            paragraph("bash", "amd64", "installed"),
+            paragraph("waits", "amd64", "triggers-awaited"),
+        ];
+        let found = parse(&text.concat());
+        assert_eq!(found.needed, ["libc-bin:amd64", "update-glx"]);
+        assert_eq!(found.deferrable, ["initramfs-tools", "man-db"]);
+    }
+}
