@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     config::desired::{Daemon, Desired, PackagePolicy},
+    error::one_line,
     host::{FilesError, Host, ReadFiles, digest::sha256},
     model::secret::Secrets,
     tools::{imex, kmod, packages::Backend},
@@ -215,9 +216,12 @@ impl ApplyChanges for Applier {
         Arc::new(other.wanting(wanted).stopped_by(self.stop.clone()))
     }
 
-    async fn resume_paused(&self, sink: &dyn Sink) {
+    async fn end_package_work(&self, sink: &dyn Sink) {
         self.paused_for_run.store(false, Ordering::Release);
         self.release_timers(sink).await;
+        if let Err(error) = self.remove_early_downloads(sink).await {
+            sink.note(&format!("failed to {}", one_line(&error)));
+        }
     }
 
     async fn preview(&self, change: &Change) -> Result<Option<String>, ChangeError> {

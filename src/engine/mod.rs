@@ -596,12 +596,12 @@ impl Tools {
     }
 
     /// Starts the timers that this run or an interrupted one has paused.
-    async fn resume_paused(&self) {
+    async fn end_package_work(&self) {
         let sink = events::EventSink {
             events: &self.events,
             steps: &[],
         };
-        self.change_applier.resume_paused(&sink).await;
+        self.change_applier.end_package_work(&sink).await;
     }
 
     fn finished(&self, report: &RunReport) {

@@ -231,6 +231,9 @@ fn package_commands(value: &str) -> Vec<Cmd> {
     for backend in Manager::ALL.map(Manager::backend) {
         cmds.push(backend.refresh(&settings, true));
         cmds.extend(backend.configure());
+        cmds.extend(backend.run_triggers(&owned));
+        let downloads = backend.remove_own_downloads();
+        cmds.extend(downloads.map(|(remove, _)| remove));
         cmds.extend(backend.forget_keys(&owned));
         cmds.extend(backend.follow_up(&files).expect("a cache"));
         let marks = [Mark::Hold, Mark::Unhold, Mark::Automatic];
@@ -270,7 +273,9 @@ fn package_commands(value: &str) -> Vec<Cmd> {
             for removals in [Removals::None, Removals::Approved] {
                 cmds.push(backend.perform(&settings, request, removals));
             }
-            cmds.push(backend.download(&settings, request));
+            let download = backend.download(&settings, request);
+            cmds.extend(backend.with_own_downloads(download.clone()));
+            cmds.push(backend.leave_triggers(download));
             queries.push(backend.simulate(&settings, request));
             queries.push(backend.estimate(&settings, request));
         }

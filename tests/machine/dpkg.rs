@@ -366,7 +366,7 @@ pub fn dpkg(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
             set_triggers(files, None, "installed");
             configure_pending(files, state, &[])
         }
-        ["--no-triggers", "--triggers-only", ref names @ ..] if !names.is_empty() => {
+        ["--no-triggers", "--triggers-only", "--", ref names @ ..] if !names.is_empty() => {
             set_triggers(files, Some(names), "installed");
             let lines = names
                 .iter()

@@ -153,9 +153,6 @@ impl Applier {
                 return Err(error);
             }
         }
-        if is_early {
-            self.remove_early_downloads(sink).await?;
-        }
         Ok((resolved, work.removing))
     }
 

@@ -62,7 +62,10 @@ impl Applier {
     }
 
     /// Removes packages that were downloaded early, also those of an interrupted run.
-    pub(super) async fn remove_early_downloads(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub(in crate::change) async fn remove_early_downloads(
+        &self,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
         let Some((cmd, directory)) = self.backend.remove_own_downloads() else {
             return Ok(());
         };

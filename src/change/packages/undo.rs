@@ -62,7 +62,6 @@ impl Applier {
         }
         let (mut endings, all_gone) = self
             .exclusively(sink, async {
-                self.remove_early_downloads(sink).await?;
                 self.configure_before_removal(sink).await?;
                 self.undo_packages(effects, sink).await
             })

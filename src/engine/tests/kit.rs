@@ -116,7 +116,7 @@ impl ApplyChanges for FileChanges {
         Arc::new(NoChanges)
     }
 
-    async fn resume_paused(&self, _: &dyn Sink) {
+    async fn end_package_work(&self, _: &dyn Sink) {
         *self.resumed.lock().unwrap() += 1;
     }
 

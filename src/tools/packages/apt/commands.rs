@@ -257,8 +257,8 @@ impl Transactions for Apt {
 
     fn run_triggers(&self, packages: &[String]) -> Option<Cmd> {
         // dpkg(1): with `--no-triggers`, only the triggers of these packages run.
-        let mut args = vec!["--no-triggers".to_owned(), "--triggers-only".to_owned()];
-        args.extend(packages.iter().cloned());
+        let options = ["--no-triggers", "--triggers-only", "--"].map(str::to_owned);
+        let args = options.into_iter().chain(packages.iter().cloned());
         let cmd = quiet(Cmd::new("dpkg", args));
         Some(cmd.deadline(DEADLINE).silence(SILENCE))
     }
