@@ -37,11 +37,14 @@ machines-long: vm
 	cargo test --quiet --locked --workspace --test leaves_nothing -- --ignored --test-threads 1
 
 # Compares methods to prepare the same node, in one run: medians of RUNS runs, with the program of `make release`, as a
-# table and as target/bench.svg. LINK=200mbit limits the links of the machines.
+# table and as charts in target/bench. LINK="200mbit 2gbit" limits the links of the machines. DISK="memory disk" has them on
+# disks where syncing a file takes no time, and on disks where it waits for the disk of the host. CASES="bench-packaged"
+# limits the cases. BEFORE=FILE also measures an earlier version of gpu-bootstrap.
 RUNS ?= 5
 bench: vm release
-	mkdir -p target
-	$(VM) bench --runs $(RUNS) $(if $(LINK),--link $(LINK)) --svg target/bench.svg --program $(RELEASED)
+	rm -rf target/bench
+	$(VM) bench $(CASES) --runs $(RUNS) $(addprefix --link ,$(LINK)) $(addprefix --disk ,$(DISK)) \
+	    $(if $(BEFORE),--before $(BEFORE)) --output target/bench --program $(RELEASED)
 
 # Builds the whole workspace, because for a single package cargo would compile shared dependencies again.
 vm:

@@ -21,7 +21,7 @@ use crate::simulation::Fakes;
 use crate::tables::Machines;
 use crate::{
     agents, almalinux, crictl, device_plugin, disk_image, image, kubernetes, lock, mig_parted,
-    modules, needs, pods, qemu, queues, release, repo, rootfs, toolkit, ubuntu,
+    modules, needs, pods, qemu, queues, real, release, repo, rootfs, toolkit, ubuntu,
 };
 
 /// Programs that are compiled from the repository.
@@ -138,20 +138,25 @@ pub fn prepare(
             let toolkit = timed("container toolkit, compiled and packed", || {
                 toolkit::build(bed, &machines.toolkit)
             })?;
-            let build = |table: Table| repo::build(bed, table, (&toolkit, None), &mirror, None);
+            let build = |root: &str, mut table: Table| {
+                let tree = (machines.real.get(root))
+                    .map(|file| real::fill_table(bed, &mirror, &bed.here(file), &mut table))
+                    .transpose()?;
+                repo::build(bed, table, (&toolkit, tree.as_deref()), &mirror, None)
+            };
             let mut own = BTreeMap::new();
             for (root, name) in &numbers {
                 let (number, _) = almalinux::release(name);
                 let table = Table::of_rpms(&bed.here("rpms"), number)?;
                 let what = format!("repositories for release {number}");
-                own.insert(root.clone(), timed(&what, || build(table))?);
+                own.insert(root.clone(), timed(&what, || build(root, table))?);
             }
             let table = Table::load(&[bed.here("packages.toml")], None)?;
-            let repositories = timed("signed repositories of fake packages", || build(table))?;
+            let repositories = timed("signed repositories of fake packages", || build("", table))?;
             for (name, row) in &ubuntus {
                 let files: Vec<PathBuf> = row.packages.iter().map(|name| bed.here(name)).collect();
                 let table = Table::load(&files, None)?;
-                let one = timed(&format!("the same for {name}"), || build(table))?;
+                let one = timed(&format!("the same for {name}"), || build(name, table))?;
                 own.insert((*name).clone(), one);
             }
             anyhow::Ok((toolkit, repositories, own))

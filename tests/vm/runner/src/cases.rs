@@ -12,15 +12,13 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use crate::cluster::{Behaviour, Wish};
+use crate::machine::ROOMY;
 use crate::net;
 use crate::serve::Serving;
 use crate::tables::{MachineSpec, Machines};
 
 /// The configuration that `--on` replaces with the configuration of the other machine.
 const DEFAULT_CONFIG: &str = "debian-12.toml";
-
-/// Mebibytes of a disk that no case fills; only written data uses space.
-const ROOMY: u64 = 16 << 10;
 
 /// The whole table.
 #[derive(Clone, Debug, Deserialize)]
@@ -181,8 +179,11 @@ pub struct Step {
     pub did_nothing: bool,
     /// Text that the console must have printed by the end of the step, since the machine was turned on.
     pub console: Vec<String>,
-    /// `vm bench` reports its duration under this name. Steps with the same name are added up.
-    pub measure: Option<String>,
+    /// `vm bench` reports its duration under each of these names. Steps with the same name are added up.
+    pub measure: Vec<String>,
+    /// Its standard output is the document of `status --timing --format json` of the method with this name in `measure`,
+    /// or a document with the same keys.
+    pub timing_of: Option<String>,
     /// Prints its output while it runs.
     pub show: bool,
     /// It may start package tools only for queries.
@@ -284,7 +285,7 @@ fn meant(step: &toml::Table) -> Result<(), String> {
     let waits = output || among("until cut-when cut-at-console cut-at-records");
     let is_meant = |key: &str| match key {
         "title" | "console" | "measure" => true,
-        "exit" | "stdout" | "stderr" | "did" | "show" => output,
+        "exit" | "stdout" | "stderr" | "did" | "show" | "timing-of" => output,
         // The events of an install are not one document.
         "json" | "null" | "count" | "fails" | "fails-with" | "save" | "did-nothing" => {
             output && !has("did")
@@ -326,7 +327,9 @@ impl Step {
         let texts = [&self.stdout, &self.stderr, &self.null, &self.fails_with];
         texts.iter().any(|list| !list.is_empty())
             || !(self.json.is_empty() && self.count.is_empty())
-            || [&self.save, &self.did].iter().any(|name| name.is_some())
+            || [&self.save, &self.did, &self.timing_of]
+                .iter()
+                .any(|name| name.is_some())
             || self.fails.is_some()
             || self.did_nothing
     }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -23,16 +24,26 @@ pub fn unpack<'a>(
     dir: &Path,
 ) -> Result<()> {
     let tree = dir.join("tree");
-    let source = format!("deb [signed-by={KEYRING}] {} {SUITE} main", mirror.main);
-    let include = format!("--include={packages}");
-    let argv = "mmdebstrap --variant=extract --mode=root --quiet".split(' ');
-    Cmd::new(argv.chain([&*include, SUITE, &tree.to_string_lossy(), &source]))
-        .ok()
-        .with_context(|| format!("cannot unpack Debian's {packages}"))?;
+    extract(mirror, "main", packages, &tree)?;
     for (from, to) in files {
         let to = dir.join(to);
         fs::create_dir_all(to.parent().unwrap_or(dir)).context("cannot create a directory")?;
         fs::rename(tree.join(from), to).with_context(|| format!("cannot keep {from}"))?;
     }
     remove_tree(&tree)
+}
+
+/// Unpacks packages, separated by commas, into the directory `tree`, which must not exist.
+pub fn extract(mirror: &Mirror, components: &str, packages: &str, tree: &Path) -> Result<()> {
+    let source = format!(
+        "deb [signed-by={KEYRING}] {} {SUITE} {components}",
+        mirror.main
+    );
+    let include = format!("--include={packages}");
+    let argv = "mmdebstrap --variant=extract --mode=root --quiet".split(' ');
+    Cmd::new(argv.chain([&*include, SUITE, &tree.to_string_lossy(), &source]))
+        .deadline(Duration::from_secs(1800))
+        .ok()
+        .with_context(|| format!("cannot unpack Debian's {packages}"))
+        .map(drop)
 }

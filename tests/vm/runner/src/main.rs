@@ -39,6 +39,7 @@ mod power;
 mod qemu;
 mod queue;
 mod queues;
+mod real;
 mod record;
 mod release;
 mod repo;
@@ -59,7 +60,7 @@ mod watch;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -71,7 +72,9 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::assets::{Program, Wanted};
 use crate::bed::Bed;
+use crate::bench::{Results, Setting};
 use crate::cases::{Case, Tier};
+use crate::machine::Changes;
 use crate::queue::Queue;
 use crate::run::{Outcome, Stage};
 use crate::tables::{Kind, Machines};
@@ -138,12 +141,18 @@ struct Rounds {
     /// Program that machines run [default: the one compiled from this source, without optimization]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// Rate of each machine's link in `tc` syntax, such as `200mbit` [default: not limited]
-    #[arg(long, value_name = "RATE")]
-    link: Option<String>,
-    /// Also draw the medians into this file
+    /// An earlier version of the program, which is also measured
     #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    before: Option<PathBuf>,
+    /// Rate of each machine's link in `tc` syntax, such as `200mbit` [default: not limited]; can be repeated
+    #[arg(long, value_name = "RATE")]
+    link: Vec<String>,
+    /// Where the disks of the machines are [default: memory]; can be repeated
+    #[arg(long, value_enum)]
+    disk: Vec<Changes>,
+    /// Also write the results and a chart for each question into this directory
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
 }
 
 /// Options of `vm test`.
@@ -375,6 +384,8 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
         keep,
         at_once: 1,
         link: None,
+        changes: Changes::default(),
+        program: None,
     };
     let outcome = run::run(&stage, case);
     let mut rows = step_rows(&outcome);
@@ -392,43 +403,62 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
     }
 }
 
-/// Runs the cases sequentially, several times, with no other case in parallel. A failed case stops the benchmark,
-/// because the duration of a broken node is meaningless.
+/// Runs the cases sequentially, several times in each setting, with no other case in parallel. The settings alternate, so
+/// that changes of the host's speed affect all of them. A failed case stops the benchmark, because the duration of a
+/// broken node is meaningless.
 fn bench(bed: &Bed, machines: &Machines, cases: &[&Case], rounds: &Rounds) -> Result<ExitCode> {
     let program = (rounds.program.as_ref()).map_or(Program::Compiled, |file| Program::Given(file));
     let assets = assets::prepare(bed, machines, &wanted(machines, cases)?, Some(program))?;
-    let stage = Stage {
-        bed,
-        machines,
-        assets: &assets,
-        tell: true,
-        keep: false,
-        at_once: 1,
-        link: rounds.link.as_deref(),
-    };
-    let mut results = bench::Results::default();
+    let processors = thread::available_parallelism().context("cannot count the CPUs")?;
+    let processors = u32::try_from(processors.get()).context("so many CPUs are not usual")?;
+    let mut all: Vec<Results> = (Setting::all(&rounds.link, &rounds.disk).into_iter())
+        .map(|setting| Results::new(setting, processors))
+        .collect();
+    let mut programs = vec![(None, "")];
+    programs.extend(
+        rounds
+            .before
+            .as_deref()
+            .map(|file| (Some(file), bench::BEFORE)),
+    );
     for _ in 0..rounds.runs {
-        for case in cases {
-            let outcome = one(&stage, case);
-            if outcome.error.is_some() {
-                return Ok(ExitCode::FAILURE);
+        for results in &mut all {
+            let setting = results.setting.clone();
+            // Without a configuration a case does not use gpu-bootstrap, so the program makes no difference.
+            let turns = (cases.iter()).flat_map(|case| programs.iter().map(move |one| (case, one)));
+            let differs = |(case, one): &(&&Case, &(Option<&Path>, &str))| {
+                one.0.is_none() || case.config.is_some()
+            };
+            for (case, (program, suffix)) in turns.filter(differs) {
+                let stage = Stage {
+                    bed,
+                    machines,
+                    assets: &assets,
+                    tell: true,
+                    keep: false,
+                    at_once: 1,
+                    link: setting.link.as_deref(),
+                    changes: setting.changes,
+                    program: *program,
+                };
+                let outcome = one(&stage, case);
+                if outcome.error.is_some() {
+                    return Ok(ExitCode::FAILURE);
+                }
+                results.add(outcome.rows, suffix);
             }
-            let measured: Vec<_> = outcome
-                .rows
-                .into_iter()
-                .filter_map(|row| row.measured)
-                .collect();
-            results.add(&measured);
         }
     }
-    let link = match &rounds.link {
-        Some(rate) => format!("each machine has a link of {rate}"),
-        None => "the machines' links are not limited".into(),
-    };
-    out::say(format!("\n{link}\n{}", out::table(&results.rows())));
-    if let Some(file) = &rounds.svg {
-        let picture = results.svg(&link);
-        fs::write(file, picture).with_context(|| format!("cannot write {}", file.display()))?;
+    let report = bench::report(&all);
+    out::say(format!("\n{report}"));
+    if let Some(directory) = &rounds.output {
+        fs::create_dir_all(directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
+        let files = [("results.md".to_owned(), report)].into_iter();
+        for (name, text) in files.chain(bench::charts(&all)) {
+            let file = directory.join(name);
+            fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -479,6 +509,8 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
         at_once: u32::try_from(workers + waiters.min(1))
             .context("so many cases cannot run at once")?,
         link: None,
+        changes: Changes::default(),
+        program: None,
     };
     let queues = [
         (workers, queue(machines, works)?),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::bed::Bed;
-use crate::machine::Machine;
+use crate::machine::{Changes, Machine};
 use crate::out::timed;
 use crate::rootfs::{KEYRING, Mirror};
 use crate::sh::{Cmd, Script, path, script};
@@ -68,7 +68,7 @@ fn compile(
     };
     // Another package may be compiled at the same time.
     let machine = format!("module-{name}-{package}");
-    let mut machine = Machine::create(bed, &machine, &builder, root, None)?;
+    let mut machine = Machine::create(bed, &machine, &builder, root, (None, Changes::default()))?;
     machine.boot()?;
     machine
         .exec(script)

@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::IsTerminal;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use crate::assets::{Assets, values};
 use crate::bed::Bed;
+use crate::bench::Timing;
 use crate::cases::{Action, Boot, Case, Step, fill};
 use crate::cluster::Cluster;
-use crate::machine::{Machine, Used};
+use crate::machine::{Changes, Machine, Used};
 use crate::server::Server;
 use crate::sh::{Cmd, Done};
 use crate::snapshot::Snapshot;
@@ -34,6 +36,10 @@ pub struct Stage<'a> {
     pub at_once: u32,
     /// The rate of the machines' links in tc(8) syntax, if limited.
     pub link: Option<&'a str>,
+    /// Where the changes of containers are.
+    pub changes: Changes,
+    /// The program of the machines, if it is not the one in `assets`.
+    pub program: Option<&'a Path>,
 }
 
 impl Stage<'_> {
@@ -56,8 +62,10 @@ pub struct Outcome {
 pub struct Row {
     pub title: String,
     pub took: Duration,
-    /// The measurement for `vm bench`.
-    pub measured: Option<Measured>,
+    /// The measurements for `vm bench`, one for each name.
+    pub measured: Vec<Measured>,
+    /// The steps of a method of `vm bench`, with its name.
+    pub timing: Option<(String, Timing)>,
     pub result: String,
 }
 
@@ -80,6 +88,8 @@ struct Running<'a> {
     cluster: Option<Cluster>,
     before: Option<Snapshot>,
     plans: BTreeMap<String, String>,
+    /// What the current step said about the steps of a method.
+    timing: Option<(String, Timing)>,
     rows: Vec<Row>,
 }
 
@@ -97,6 +107,7 @@ pub fn run(stage: &Stage<'_>, case: &Case) -> Outcome {
                 cluster,
                 before: None,
                 plans: BTreeMap::new(),
+                timing: None,
                 rows: Vec::new(),
             };
             let place = running.machine.place_of_changes();
@@ -141,7 +152,13 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
         .roots
         .get(&spec.root)
         .with_context(|| format!("no root {}", spec.root))?;
-    let machine = Machine::create(stage.bed, &case.name, spec, root, case.disk())?;
+    let machine = Machine::create(
+        stage.bed,
+        &case.name,
+        spec,
+        root,
+        (case.disk(), stage.changes),
+    )?;
     if !case.compile {
         for package in &spec.carried {
             let key = (spec.root.clone(), package.clone());
@@ -158,7 +175,8 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
     simulation::equip(&machine.root())?;
     simulation::firmware(&machine.root(), &spec.dmi)?;
     if !case.downloads_program {
-        machine.put(&stage.assets.product, "/usr/local/bin/gpu-bootstrap")?;
+        let program = stage.program.unwrap_or(&stage.assets.product);
+        machine.put(program, "/usr/local/bin/gpu-bootstrap")?;
     }
     if let Some(directory) = (stage.assets.packages.as_ref()).filter(|_| case.release_packages) {
         let rpm = stage.assets.served(&spec.root).is_some();
@@ -272,8 +290,8 @@ impl Running<'_> {
             out::heading(&step.title);
         }
         let start = Instant::now();
-        let before = (step.measure.as_ref())
-            .map(|_| anyhow::Ok((self.machine.used()?, self.machine.peak())))
+        let before = (!step.measure.is_empty())
+            .then(|| anyhow::Ok((self.machine.used()?, self.machine.peak())))
             .transpose()?;
         let limit = match step.within {
             Some(seconds) => Duration::from_secs(seconds),
@@ -282,16 +300,18 @@ impl Running<'_> {
         let result = self.act(step, limit);
         let result = result.and_then(|said| self.console_has(&step.console).map(|()| said));
         self.row(&step.title, start, result.as_deref().unwrap_or("FAILED"));
-        if let (Some(name), Some((before, peak))) = (&step.measure, before) {
+        let row = self.rows.last_mut().context("a step has a row")?;
+        row.timing = self.timing.take();
+        if let Some((before, peak)) = before {
             let used = self.machine.used()?.since(before);
             let memory = peak.end()?;
-            let row = self.rows.last_mut().context("a step has a row")?;
-            row.measured = Some(Measured {
+            let measured = |name: &String| Measured {
                 name: name.clone(),
                 wall: row.took,
                 used,
                 memory,
-            });
+            };
+            row.measured = step.measure.iter().map(measured).collect();
         }
         result.map(drop)
     }
@@ -379,6 +399,9 @@ impl Running<'_> {
             result = format!("{result}, {} package queries", calls.len());
         }
         expect(step, &done, &self.values, &mut self.plans)?;
+        if let Some(name) = &step.timing_of {
+            self.timing = Some((name.clone(), Timing::read(&done.stdout)?));
+        }
         Ok(result)
     }
 
@@ -494,7 +517,8 @@ impl Running<'_> {
         self.rows.push(Row {
             title: title.into(),
             took: start.elapsed(),
-            measured: None,
+            measured: Vec::new(),
+            timing: None,
             result: result.into(),
         });
     }
@@ -528,7 +552,8 @@ fn failed(title: &str, start: Instant) -> Row {
     Row {
         title: title.into(),
         took: start.elapsed(),
-        measured: None,
+        measured: Vec::new(),
+        timing: None,
         result: "FAILED".into(),
     }
 }

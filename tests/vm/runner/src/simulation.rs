@@ -25,7 +25,7 @@ const START: &str = include_str!("../files/testbed-start.sh");
 const SMI: &str = include_str!("../files/nvidia-smi.sh");
 const UNIT: &str = include_str!("../files/testbed.service");
 /// Programs for cases, described in README.md.
-const PROGRAMS: [(&str, &str); 19] = [
+const PROGRAMS: [(&str, &str); 20] = [
     (
         "kill-at-every-record",
         include_str!("../files/kill-at-every-record.pl"),
@@ -40,6 +40,7 @@ const PROGRAMS: [(&str, &str); 19] = [
         include_str!("../files/tell-containers.sh"),
     ),
     ("state", include_str!("../files/state.sh")),
+    ("compile-time", include_str!("../files/compile-time.sh")),
     ("hold-lock", include_str!("../files/hold-lock.pl")),
     ("attack", include_str!("../files/attack.pl")),
     ("add-non-free", include_str!("../files/add-non-free.sh")),

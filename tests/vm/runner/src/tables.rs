@@ -21,6 +21,9 @@ pub struct Machines {
     /// Root filesystems that simulate Ubuntu.
     #[serde(default)]
     pub ubuntu: BTreeMap<String, Ubuntu>,
+    /// Root filesystems whose repositories have packages with real contents: the file of the contents.
+    #[serde(default)]
+    pub real: BTreeMap<String, String>,
     /// Disks of machines of the kind `image`.
     #[serde(default)]
     pub images: BTreeMap<String, Image>,

@@ -16,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 
 use self::container::Container;
 use self::direct_boot::DirectBoot;
@@ -53,6 +54,19 @@ mount --bind "$2/layer/lib" "$2/root/var/lib"
 /// emulated. A runaway machine fills its disk before the host runs out of memory. dpkg creates, syncs and removes tens
 /// of thousands of files, which takes a fifth less time in memory.
 const MEMORY: u64 = 10 << 30;
+
+/// Mebibytes of a disk that no case fills; only written data uses space.
+pub const ROOMY: u64 = 16 << 10;
+
+/// Where the changes of a container are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Changes {
+    /// In memory if the host has enough, so that syncing a file takes no time.
+    #[default]
+    Memory,
+    /// On a separate disk in a file of the host's disk, so that syncing a file waits for the host's disk.
+    Disk,
+}
 
 /// Time limit for a start or a shutdown. An emulated machine is several times slower than one at native speed.
 const TURN: Duration = Duration::from_secs(600);
@@ -194,18 +208,21 @@ impl Machine {
     }
 
     /// Creates a machine from the root filesystem that `rootfs` built in `root`, which is not changed. A container gets
-    /// its own disk of the given size in mebibytes, if one is given.
+    /// its own disk of the given size in mebibytes, if one is given, or if its changes must be on the host's disk.
     pub fn create(
         bed: &Bed,
         name: &str,
         spec: &MachineSpec,
         root: &Path,
-        mib: Option<u64>,
+        (mib, changes): (Option<u64>, Changes),
     ) -> Result<Machine> {
         let claim = Claim::take(bed, name)?;
         let (dir, group) = (claim.dir.clone(), claim.group.clone());
         // An emulated machine needs its root directory only until its disk is built.
-        let in_memory = spec.kind == Kind::Container && available_memory()? >= MEMORY;
+        let in_memory = spec.kind == Kind::Container
+            && changes == Changes::Memory
+            && available_memory()? >= MEMORY;
+        let mib = mib.or_else(|| (changes == Changes::Disk).then_some(ROOMY));
         let mut disk = None;
         let kernel = match spec.kind {
             Kind::Image => image::payload(root, &dir)?,

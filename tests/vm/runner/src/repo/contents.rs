@@ -18,7 +18,7 @@ use crate::sh::Cmd;
 #[serde(deny_unknown_fields)]
 pub struct Format {
     /// The directory of libraries.
-    libraries: String,
+    pub libraries: String,
     /// The directory of DKMS modules, below the kernel's directory.
     modules: String,
     /// The names of the scripts.
@@ -90,7 +90,7 @@ pub struct Sources<'a> {
     pub toolkit: &'a Path,
     /// Unpacked Debian packages.
     pub debian: &'a Path,
-    /// Programs that the harness has compiled, if any.
+    /// Programs that the harness has compiled, or the files of `real.rs`, if any.
     pub programs: Option<&'a Path>,
     /// URLs of repositories and values of the release, for templates.
     pub values: BTreeMap<String, String>,
@@ -222,16 +222,18 @@ impl<'a> Contents<'a> {
         Ok(())
     }
 
-    /// An empty shared object that the loader and ldconfig accept.
+    /// A library: an empty shared object that the loader and ldconfig accept, unless the package has a real one.
     fn library(&self, soname: &str, upstream: &str) -> Result<()> {
         let stem = soname.split_once(".so").map_or(soname, |(stem, _)| stem);
         let name = format!("{stem}.so.{upstream}");
         let at = self.place(&format!("{}/{name}", self.format.libraries))?;
         let (path, name_option) = (at.to_string_lossy(), format!("-Wl,-soname,{soname}"));
-        let argv = "gcc -shared -nostdlib -x c /dev/null -o".split(' ');
-        Cmd::new(argv.chain([&*path, &*name_option]))
-            .ok()
-            .context("cannot link an empty library")?;
+        if !at.exists() {
+            let argv = "gcc -shared -nostdlib -x c /dev/null -o".split(' ');
+            Cmd::new(argv.chain([&*path, &*name_option]))
+                .ok()
+                .context("cannot link an empty library")?;
+        }
         symlink(&name, at.with_file_name(soname)).context("cannot link a library")
     }
 

@@ -47,7 +47,7 @@ fn control(contents: &Contents<'_>) -> Result<()> {
     ) {
         (true, true) => "nothing of its content",
         (false, _) => "Debian's binaries",
-        (true, false) => "its programs compiled by the bed",
+        (true, false) => "files that the bed adds",
     };
     writeln!(
         text,

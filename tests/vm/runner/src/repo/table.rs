@@ -159,7 +159,7 @@ pub struct Package {
     pub files: BTreeMap<String, File>,
     /// Real files of Debian packages: path here = path there.
     pub from_debian: BTreeMap<String, String>,
-    /// Programs that the harness compiles from their Go modules: path here = name there.
+    /// Programs that the harness compiles from their Go modules, or the files of `real.rs`: path here = name there.
     pub from_programs: BTreeMap<String, String>,
     /// The package of NVIDIA's container toolkit, built by `toolkit.rs`, whose files it contains.
     pub from_toolkit: Option<String>,
