@@ -10,6 +10,7 @@ use std::{
 use camino::Utf8PathBuf;
 use gpu_bootstrap::{
     cli::{self, Console, Env},
+    engine::own_time,
     exit::Exit,
     host::real::{self, HttpProxy, RealClock, RealHttp},
     model::secret::{Hiding, Secrets},
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
     if let Err(error) = limited.or_else(|_| setrlimit(Resource::RLIMIT_CORE, 0, 0)) {
         return fail("failed to turn off core dumps", &error);
     }
+    let host = own_time::measured(real::host());
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -93,7 +95,7 @@ fn main() -> ExitCode {
         }),
     };
     let words = std::env::args_os().collect();
-    let exit = runtime.block_on(cli::run(words, &real::host(), &env, &mut console));
+    let exit = runtime.block_on(cli::run(words, &host, &env, &mut console));
     logging.finish();
     // Reader threads of the runtime may still wait for child processes that outlive us.
     runtime.shutdown_background();

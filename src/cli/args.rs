@@ -406,9 +406,12 @@ pub struct StatusArgs {
     /// Show the duration of each part of the last installation, including reboots
     #[arg(long, conflicts_with = "timeline")]
     pub timing: bool,
-    /// Print the durations as an SVG image
+    /// Show a timeline of the steps of the last installation, with the critical path
     #[arg(long)]
     pub timeline: bool,
+    /// With `--timeline`: print the timeline of the changes as an SVG image
+    #[arg(long, requires = "timeline", conflicts_with = "format")]
+    pub svg: bool,
     #[command(flatten)]
     pub output: OutputArgs,
 }

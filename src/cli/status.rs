@@ -36,15 +36,14 @@ fn show_timing(
         ));
     };
     let style = console.out_style();
-    match (args.timeline, args.output.format) {
-        (true, _) => print::show(&mut console.out, |to| report::timing::svg(to, &timing)),
-        (false, args::OutputFormat::Json) => {
-            print::json(&mut console.out, &report::document::timing(&timing))
-        }
-        (false, args::OutputFormat::Human) => print::show(&mut console.out, |to| {
-            report::timing::table(to, &timing, style)
-        }),
+    if args.output.format == args::OutputFormat::Json {
+        return print::json(&mut console.out, &report::document::timing(&timing));
     }
+    print::show(&mut console.out, |to| match (args.svg, args.timeline) {
+        (true, _) => report::timing::svg(to, &timing),
+        (false, true) => report::timing::timeline(to, &timing, style),
+        (false, false) => report::timing::table(to, &timing, style),
+    })
 }
 
 pub(super) async fn run(

@@ -70,6 +70,7 @@ pub(super) async fn run(
         wait: Some(UNATTENDED_WAIT),
         timing: false,
         timeline: false,
+        svg: false,
         output: args.output,
     };
     status::run(host, console, &wait).await

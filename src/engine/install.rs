@@ -517,7 +517,8 @@ pub(super) fn end(
     node: Option<NodeSummary>,
     reasons: Reasons,
 ) -> Result<(), EngineError> {
-    let cpu_time = tools.host.system.own_cpu_time();
+    let system = &tools.host.system;
+    let (cpu_time, own_time) = (system.own_cpu_time(), system.own_time());
     journal
         .append(Record::RunFinished {
             exit: exit.code(),
@@ -526,6 +527,7 @@ pub(super) fn end(
             upgrade_failed: reasons.upgrade_failed,
             why: reasons.why,
             cpu_seconds: cpu_time.map(|time| time.as_secs_f64()),
+            own_seconds: own_time.map(|time| time.as_secs_f64()),
         })
         .and_then(|_| journal.write_receipt())
         .map_err(EngineError::Unfinished)

@@ -23,6 +23,7 @@ mod maintenance;
 mod managed;
 mod node;
 mod obsolete;
+pub mod own_time;
 mod persist;
 mod plan;
 mod reboot;
@@ -67,7 +68,7 @@ pub use rollback::{Rollback, rollback};
 pub use runfile::{Progress, RunFile, StepProgress};
 pub use status::{Current, FailedUpgrade, StatusSummary, policy, status};
 pub use statusfile::{RunFault, RunState, RunStatus, StatusFile};
-pub use timing::{Span, SpanEnd, Timing, last_timing};
+pub use timing::{ASSESSMENT, Span, SpanEnd, StepTime, Timing, last_timing};
 pub use unattended::start as start_unattended;
 pub use uninstall::{planned_uninstall, uninstall};
 pub use wait::wait;
@@ -478,14 +479,14 @@ impl Session {
         self.announce(mode);
         let look = async {
             self.read_ours();
-            let mut jobs = self.survey().await;
+            let (mut jobs, simulation) = self.survey(mode).await;
             let (mut notes, mut simulations) = (Vec::new(), Simulations::new());
             self.read_obsolete(&mut jobs, &mut notes);
             if mode == Mode::Plan {
                 for kept in self.keep_running(&mut jobs).await {
                     self.tools.note(&mut notes, format!("obsolete: {kept}"));
                 }
-                simulations = self.dry_run(mode, &mut jobs).await;
+                simulations = self.dry_run(mode, &mut jobs, simulation).await;
                 if let Some(note) = self.rollback_in_words(&jobs).await {
                     self.tools.note(&mut notes, note);
                 }

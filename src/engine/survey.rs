@@ -17,7 +17,7 @@ use super::{
     retry::{Retries, RetryPolicy},
 };
 use crate::{
-    change::{Change, ChangeError, packages::Simulation},
+    change::{Change, ChangeError, Lock, packages::Simulation},
     error::{causes, one_line},
     event::{Event, Outcome},
     journal::AppliedChange,
@@ -28,9 +28,19 @@ use crate::{
 /// The simulated package installations, by the index of the step and of the change.
 pub(super) type Simulations = BTreeMap<(usize, usize), Simulation>;
 
+/// The package installations of all steps, by the index of the step and of the change.
+type Installations = BTreeMap<(usize, usize), Change>;
+
+/// A simulation that was started before every step was assessed. Dropping it stops the simulation.
+pub(super) struct StartedSimulation {
+    installations: Installations,
+    task: JoinSet<Vec<Simulation>>,
+}
+
 impl Session {
-    /// Assesses every selected step.
-    pub(super) async fn survey(&self) -> Vec<Job> {
+    /// Assesses every selected step. Except for `check`, the package installations are simulated as soon as the steps that work
+    /// with packages are assessed, because other assessments can take as long, such as listing an initramfs.
+    pub(super) async fn survey(&self, mode: Mode) -> (Vec<Job>, Option<StartedSimulation>) {
         let mut jobs: Vec<Job> = self.inner.steps.iter().map(Job::new).collect();
         let mut tasks = JoinSet::new();
         for (at, job) in jobs.iter().enumerate() {
@@ -43,7 +53,7 @@ impl Session {
                 (at, answer, inner.monotonic().saturating_sub(began))
             });
         }
-        let mut answered = 0;
+        let (mut answered, mut simulation) = (0, None);
         while let Some(ended) = tasks.join_next().await {
             match ended {
                 Ok((at, answer, took)) => {
@@ -56,6 +66,11 @@ impl Session {
                     tracing::error!(%error, "an assessment panicked");
                 }
             }
+            let mut open = jobs.iter().filter(|job| job.answer.is_none());
+            let are_known = open.all(|job| !job.locks.contains(&Lock::Packages));
+            if mode != Mode::Check && are_known && simulation.is_none() {
+                simulation = Some(self.start_simulation(installations(&jobs)));
+            }
         }
         if answered < jobs.len() {
             for job in jobs.iter_mut().filter(|job| job.answer.is_none()) {
@@ -65,16 +80,22 @@ impl Session {
                 }));
             }
         }
-        jobs
+        (jobs, simulation)
     }
 
     /// Blocks each step that has a change that would certainly be rejected, before anything is
     /// changed. The changes of all steps are dry-run in parallel, and their package installations
     /// are simulated as one transaction. A plan does not dry-run new repositories, because their
     /// keys would have to be downloaded. Returns the simulations, which a plan shows.
-    pub(super) async fn dry_run(&self, mode: Mode, jobs: &mut [Job]) -> Simulations {
+    pub(super) async fn dry_run(
+        &self,
+        mode: Mode,
+        jobs: &mut [Job],
+        started: Option<StartedSimulation>,
+    ) -> Simulations {
         let rejections = join_all(jobs.iter().map(|job| self.rejection(mode, job)));
-        let (rejections, mut simulations) = tokio::join!(rejections, self.simulate_installs(jobs));
+        let simulations = self.simulate_installs(jobs, started);
+        let (rejections, mut simulations) = tokio::join!(rejections, simulations);
         for (at, (job, rejection)) in jobs.iter_mut().zip(rejections).enumerate() {
             if let Some(failure) = rejection.or_else(|| take_rejection(&mut simulations, at)) {
                 job.answer = Some(Ok(self.blocked_by(failure)));
@@ -103,22 +124,38 @@ impl Session {
         None
     }
 
-    /// Simulates the package installations of all steps.
-    async fn simulate_installs(&self, jobs: &[Job]) -> Simulations {
-        let (mut keys, mut changes) = (Vec::new(), Vec::new());
-        for (at, job) in jobs.iter().enumerate() {
-            for (number, change) in job.needed().iter().enumerate() {
-                if matches!(change, Change::InstallPackages { .. }) {
-                    keys.push((at, number));
-                    changes.push(change);
-                }
-            }
+    fn start_simulation(&self, installations: Installations) -> StartedSimulation {
+        let mut task = JoinSet::new();
+        let applier = Arc::clone(&self.tools.change_applier);
+        let changes: Vec<Change> = installations.values().cloned().collect();
+        if !changes.is_empty() {
+            task.spawn(async move {
+                let changes: Vec<&Change> = changes.iter().collect();
+                applier.simulate_installs(&changes).await
+            });
         }
-        if changes.is_empty() {
-            return Simulations::new();
+        StartedSimulation {
+            installations,
+            task,
         }
-        let simulated = self.tools.change_applier.simulate_installs(&changes).await;
-        keys.into_iter().zip(simulated).collect()
+    }
+
+    /// Simulates the package installations of all steps, or waits for their simulation if it was already started.
+    async fn simulate_installs(
+        &self,
+        jobs: &[Job],
+        started: Option<StartedSimulation>,
+    ) -> Simulations {
+        let installations = installations(jobs);
+        let started = started.filter(|started| started.installations == installations);
+        let mut simulation = started.unwrap_or_else(|| self.start_simulation(installations));
+        let simulated = match simulation.task.join_next().await {
+            None => Vec::new(),
+            Some(Ok(simulated)) => simulated,
+            Some(Err(error)) => std::panic::resume_unwind(error.into_panic()),
+        };
+        let keys = simulation.installations.into_keys();
+        keys.zip(simulated).collect()
     }
 
     /// Returns the assessment of a step with a change that would be rejected.
@@ -149,13 +186,13 @@ impl Session {
         let mut retries = Retries::default();
         let (mut asked_anew, mut stay_old) = (false, false);
         loop {
-            let mut jobs = self.survey().await;
+            let (mut jobs, simulation) = self.survey(Mode::Install).await;
             self.find_obsolete(&mut jobs, applied);
             // An assessment can be stopped at any time. No change starts after that.
             tokio::select! {
                 biased;
                 _ = tools.cancel.cancelled() => {}
-                _ = self.dry_run(Mode::Install, &mut jobs) => {}
+                _ = self.dry_run(Mode::Install, &mut jobs, simulation) => {}
             }
             self.conclude(Mode::Install, &mut jobs);
             if stay_old {
@@ -296,6 +333,18 @@ impl Session {
             .find(|(up, job)| graph.below[**up].contains(&at) && job.has(Outcome::WouldChange))
             .map(|(_, job)| job.id.clone())
     }
+}
+
+fn installations(jobs: &[Job]) -> Installations {
+    let mut found = Installations::new();
+    for (at, job) in jobs.iter().enumerate() {
+        for (number, change) in job.needed().iter().enumerate() {
+            if matches!(change, Change::InstallPackages { .. }) {
+                found.insert((at, number), change.clone());
+            }
+        }
+    }
+    found
 }
 
 /// Removes and returns the error of the first installation of a step that would be rejected.

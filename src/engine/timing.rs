@@ -39,8 +39,39 @@ pub struct Timing {
     pub cpu_seconds: Option<f64>,
     /// The same for the last run after the installation, which changed nothing. `None` if there was no such run.
     pub cpu_seconds_without_changes: Option<f64>,
+    /// The wall-clock time of gpu-bootstrap itself, in all its runs (`engine/own_time.rs`). `None` if no run has recorded it.
+    pub own_seconds: Option<f64>,
+    /// The same for the last run after the installation, which changed nothing.
+    pub own_seconds_without_changes: Option<f64>,
     /// Changes and reboots, ordered by start.
     pub spans: Vec<Span>,
+    /// The assessment before the first change, the steps with changes, and the reboots, ordered by start.
+    pub steps: Vec<StepTime>,
+}
+
+/// The [`StepTime::step`] of the assessment before the first change.
+pub const ASSESSMENT: &str = "assessment";
+
+/// The [`StepTime::step`] of a reboot, and its description.
+const REBOOT: &str = "reboot";
+
+/// The changes of a step, the assessment before the first change, or a reboot.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct StepTime {
+    /// The ID of the step, [`ASSESSMENT`], or `reboot`.
+    pub step: String,
+    /// Start in seconds since the start of the installation.
+    pub begins: f64,
+    /// End of the last change.
+    pub ends: f64,
+    /// Seconds with a change of the step in progress. A change that several steps share counts for each of them.
+    pub seconds: f64,
+    /// Whether a part of it is on the critical path.
+    pub critical: bool,
+    /// The parts: start, end, and whether the part is on the critical path.
+    #[serde(skip)]
+    pub parts: Vec<(f64, f64, bool)>,
 }
 
 impl Timing {
@@ -115,6 +146,7 @@ fn timing(lines: &[JournalLine]) -> Option<Timing> {
     match all.into_iter().rfind(|timing| !timing.spans.is_empty()) {
         Some(changed) => Some(Timing {
             cpu_seconds_without_changes: last.cpu_seconds,
+            own_seconds_without_changes: last.own_seconds,
             ..changed
         }),
         None => Some(last),
@@ -152,7 +184,7 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
     let (mut boots, mut exit, mut image) = (0, None, false);
     let (mut boot, mut before): (Option<&str>, f64) = (None, 0.0);
     // By run. A run that a signal stopped before its reboot has recorded its end twice.
-    let mut cpu_seconds: BTreeMap<&str, f64> = BTreeMap::new();
+    let (mut cpu_seconds, mut own_seconds) = (BTreeMap::new(), BTreeMap::new());
     for line in lines {
         let at = since(line.at);
         match &line.record {
@@ -168,7 +200,7 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
                         begins: before,
                         seconds: (at - before).max(0.0),
                         steps: Vec::new(),
-                        what: "reboot".to_owned(),
+                        what: REBOOT.to_owned(),
                         end: SpanEnd::Done,
                         critical: false,
                     });
@@ -205,10 +237,12 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
             Record::RunFinished {
                 exit: status,
                 cpu_seconds: used,
+                own_seconds: own,
                 ..
             } => {
                 exit = Some(*status);
                 cpu_seconds.extend(used.map(|used| (line.run.as_str(), used)));
+                own_seconds.extend(own.map(|own| (line.run.as_str(), own)));
             }
             _ => {}
         }
@@ -220,17 +254,61 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
     }
     spans.sort_by(|one, other| one.begins.total_cmp(&other.begins));
     mark_critical(&mut spans, before);
+    let ends = |span: &Span| (span.begins, span.begins + span.seconds, span.critical);
+    let parts: Vec<_> = spans.iter().map(ends).collect();
     Timing {
         started,
         seconds: before,
         image,
         exit,
         boots,
-        between: (before - covered(&spans)).max(0.0),
-        cpu_seconds: (!cpu_seconds.is_empty()).then(|| cpu_seconds.values().sum()),
+        between: (before - covered(&parts)).max(0.0),
+        cpu_seconds: sum(&cpu_seconds),
         cpu_seconds_without_changes: None,
+        own_seconds: sum(&own_seconds),
+        own_seconds_without_changes: None,
+        steps: steps(&spans),
         spans,
     }
+}
+
+fn sum(of_runs: &BTreeMap<&str, f64>) -> Option<f64> {
+    (!of_runs.is_empty()).then(|| of_runs.values().sum())
+}
+
+/// Groups the spans by step. Each reboot is separate.
+fn steps(spans: &[Span]) -> Vec<StepTime> {
+    let mut found: Vec<StepTime> = Vec::new();
+    let mut add = |step: &str, part: (f64, f64, bool)| {
+        let known = (found.iter_mut()).find(|one| one.step == step && step != REBOOT);
+        match known {
+            Some(known) => known.parts.push(part),
+            None => found.push(StepTime {
+                step: step.to_owned(),
+                begins: part.0,
+                ends: 0.0,
+                seconds: 0.0,
+                critical: false,
+                parts: vec![part],
+            }),
+        }
+    };
+    if let Some(first) = spans.first() {
+        add(ASSESSMENT, (0.0, first.begins, true));
+    }
+    for span in spans {
+        let part = (span.begins, span.begins + span.seconds, span.critical);
+        match &span.steps[..] {
+            [] => add(REBOOT, part),
+            steps => steps.iter().for_each(|step| add(step.as_str(), part)),
+        }
+    }
+    for one in &mut found {
+        one.ends = one.parts.iter().map(|part| part.1).fold(0.0, f64::max);
+        one.seconds = covered(&one.parts);
+        one.critical = one.parts.iter().any(|part| part.2);
+    }
+    found
 }
 
 /// Marks the critical path, starting from the end.
@@ -247,13 +325,12 @@ fn mark_critical(spans: &mut [Span], end: f64) {
     }
 }
 
-/// Returns the seconds that are covered by at least one span. The spans are ordered by start.
-fn covered(spans: &[Span]) -> f64 {
+/// Returns the seconds that are covered by at least one part. The parts are ordered by start.
+fn covered(parts: &[(f64, f64, bool)]) -> f64 {
     let (mut sum, mut until) = (0.0_f64, 0.0_f64);
-    for span in spans {
-        let end = span.begins + span.seconds;
-        sum += (end - span.begins.max(until)).max(0.0);
-        until = until.max(end);
+    for (begins, end, _) in parts {
+        sum += (end - begins.max(until)).max(0.0);
+        until = until.max(*end);
     }
     sum
 }
@@ -296,6 +373,7 @@ mod tests {
             upgrade_failed: None,
             why: None,
             cpu_seconds: None,
+            own_seconds: None,
         }
     }
 
@@ -357,7 +435,20 @@ mod tests {
                 (85.0, 5.0, true)
             ]
         );
-        assert_eq!(found.spans[2].what, "reboot");
+        assert_eq!(found.spans[2].what, REBOOT);
+        let steps: Vec<(&str, f64, f64, bool)> = (found.steps.iter())
+            .map(|one| (one.step.as_str(), one.begins, one.ends, one.critical))
+            .collect();
+        assert_eq!(
+            steps,
+            [
+                (ASSESSMENT, 0.0, 2.0, true),
+                ("packages", 2.0, 60.0, true),
+                ("image", 3.0, 10.0, false),
+                (REBOOT, 61.0, 81.0, true),
+                ("module", 85.0, 90.0, true),
+            ]
+        );
         assert_eq!((found.seconds, found.between), (100.0, 17.0));
     }
 
@@ -370,15 +461,40 @@ mod tests {
         assert_eq!(interrupted.to_ready(), None);
     }
 
+    #[test]
+    fn parallel_changes_of_a_step_are_counted_once() {
+        let span = |begins, seconds, critical| Span {
+            begins,
+            seconds,
+            steps: vec![StepId::new("a")],
+            what: String::new(),
+            end: SpanEnd::Done,
+            critical,
+        };
+        let found = steps(&[
+            span(0.0, 4.0, false),
+            span(1.0, 2.0, true),
+            span(6.0, 1.0, false),
+        ]);
+        let one = &found[1];
+        assert_eq!((one.ends, one.seconds, one.critical), (7.0, 5.0, true));
+    }
+
     /// The runs before and after the reboot have the same ID here, as if the first one had recorded its end twice.
     #[test]
-    fn cpu_time_is_the_sum_of_all_runs() {
+    fn own_time_is_the_sum_of_all_runs() {
         let mut lines = two_boots();
         let mut runs = ["first", "first", "second"].into_iter();
         let mut used = [0.25, 0.5, 0.125].into_iter();
         for line in &mut lines {
-            if let Record::RunFinished { cpu_seconds, .. } = &mut line.record {
+            if let Record::RunFinished {
+                cpu_seconds,
+                own_seconds,
+                ..
+            } = &mut line.record
+            {
                 *cpu_seconds = used.next();
+                *own_seconds = cpu_seconds.map(|used| used + 1.0);
                 line.run = runs.next().expect("a run").to_owned();
             }
         }
@@ -386,6 +502,10 @@ mod tests {
         assert_eq!(
             (found.cpu_seconds, found.cpu_seconds_without_changes),
             (Some(0.5), Some(0.125))
+        );
+        assert_eq!(
+            (found.own_seconds, found.own_seconds_without_changes),
+            (Some(1.5), Some(1.125))
         );
         for line in &mut lines {
             line.run = line.seq.to_string();

@@ -139,6 +139,12 @@ pub trait System: Send + Sync {
     fn own_cpu_time(&self) -> Option<Duration> {
         None
     }
+
+    /// Returns the wall-clock time of this process in which none of the programs worked that do the main work, such as the
+    /// package manager (`engine/own_time.rs`). `None` if it is not measured.
+    fn own_time(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// Reads memory and processes from `/proc` in a file tree: for `--root`, recordings and tests.

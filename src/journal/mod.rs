@@ -202,6 +202,10 @@ pub enum Record {
         /// versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cpu_seconds: Option<f64>,
+        /// The wall-clock time of gpu-bootstrap itself in seconds, see [`own_time`](crate::host::System::own_time). Absent in
+        /// journals of older versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        own_seconds: Option<f64>,
     },
 }
 

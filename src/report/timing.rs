@@ -1,12 +1,20 @@
-//! Shows the time spent on each part of an installation, as a table or as an SVG.
+//! Shows the time spent on each part of an installation: as a table, as a timeline in text, or as an SVG.
 
 use std::io::{self, Write};
 
-use super::{Style, formats::entities, messages::duration, style::Ink};
-use crate::engine::{Span, SpanEnd, Timing};
+use super::{
+    Style,
+    formats::entities,
+    messages::duration,
+    style::{self, Ink, UNWRAPPED},
+};
+use crate::engine::{ASSESSMENT, Span, SpanEnd, StepTime, Timing};
 
 /// The width of each time column, in characters.
 const TIME: usize = 14;
+
+/// The minimum width of the bars of a timeline, in characters.
+const BAR: usize = 20;
 
 /// Writes the table. The critical path is marked.
 ///
@@ -24,19 +32,72 @@ pub fn table(to: &mut dyn Write, timing: &Timing, style: Style) -> io::Result<()
         );
         writeln!(to, "{}", style.hanging(&head, &words(span)))?;
     }
+    for (seconds, words) in own_work(timing) {
+        let head = format!("  {:<TIME$}{:<TIME$}", "", milliseconds(seconds));
+        writeln!(to, "{}", style.hanging(&head, &words))?;
+    }
     let between = format!(
         "Examining the machine and waiting took another {}.",
         duration(timing.between)
     );
     writeln!(to, "\n{}", style.hanging("", &between))?;
-    if let Some(used) = timing.cpu_seconds {
-        writeln!(to, "{}", style.hanging("", &own_work(timing, used)))?;
-    }
     if timing.spans.iter().any(|span| span.critical) {
-        let critical = "`*`: the critical path, which determines the total time";
-        writeln!(to, "{}", style.paint(Ink::Faint, critical))?;
+        writeln!(to, "{}", style.paint(Ink::Faint, CRITICAL))?;
     }
     to.flush()
+}
+
+/// The legend of the marks.
+const CRITICAL: &str = "`*`: the critical path, which determines the total time";
+
+/// Writes a line with a bar for each step and each reboot.
+///
+/// # Errors
+/// An error of the writer.
+pub fn timeline(to: &mut dyn Write, timing: &Timing, style: Style) -> io::Result<()> {
+    writeln!(to, "{}\n", style.hanging("", &headline(timing)))?;
+    let names = timing.steps.iter().map(|one| one.step.len());
+    let name = names.max().unwrap_or(0).max(ASSESSMENT.len()) + 2;
+    let columns = match style.width {
+        UNWRAPPED => style::WIDTH,
+        columns => columns,
+    };
+    // Two columns of times, the mark, and the borders of the bar.
+    let bar = columns.saturating_sub(name + 2 * TIME + 4).max(BAR);
+    writeln!(to, "  {:<name$}{:<TIME$}{:<TIME$}", "step", "start", "end")?;
+    for one in &timing.steps {
+        let mark = if one.critical { "*" } else { " " };
+        writeln!(
+            to,
+            "{mark} {:<name$}{:<TIME$}{:<TIME$}|{}|",
+            one.step,
+            duration(one.begins),
+            duration(one.ends),
+            bar_of(one, timing.seconds, bar)
+        )?;
+    }
+    let legend = format!("\n{CRITICAL}; its parts are `#`, other changes `=`");
+    writeln!(to, "{}", style.paint(Ink::Faint, &legend))?;
+    to.flush()
+}
+
+/// Returns the bar of a step. A part that is shorter than a character has one.
+fn bar_of(one: &StepTime, whole: f64, width: usize) -> String {
+    let characters = f64::from(u32::try_from(width).unwrap_or(u32::MAX));
+    let cell = whole.max(0.001) / characters;
+    let is_at = |at: f64, (begins, ends, _): &(f64, f64, bool)| {
+        let first = (begins / cell).floor().min(characters - 1.0);
+        at >= first && (at <= first || at < (ends / cell).ceil())
+    };
+    let at = |at: u32| {
+        let mut parts = one.parts.iter().filter(|part| is_at(f64::from(at), part));
+        match (parts.next(), parts.any(|part| part.2)) {
+            (None, _) => ' ',
+            (Some((_, _, true)), _) | (_, true) => '#',
+            (Some(_), false) => '=',
+        }
+    };
+    (0..).take(width).map(at).collect()
 }
 
 fn headline(timing: &Timing) -> String {
@@ -53,20 +114,24 @@ fn headline(timing: &Timing) -> String {
     }
 }
 
-/// The CPU time of gpu-bootstrap itself, without the programs that it started, in milliseconds.
-fn own_work(timing: &Timing, used: f64) -> String {
-    let milliseconds = |seconds: f64| format!("{:.0} ms", seconds * 1000.0);
-    let later = (timing.cpu_seconds_without_changes).map(|later| {
-        format!(
-            ", and {} in the last run without changes",
-            milliseconds(later)
-        )
+fn milliseconds(seconds: f64) -> String {
+    format!("{:.0} ms", seconds * 1000.0)
+}
+
+/// The time of gpu-bootstrap itself in the installation, and in the last run without changes, with descriptions.
+fn own_work(timing: &Timing) -> Vec<(f64, String)> {
+    let words = |what: &str, cpu: Option<f64>| {
+        let cpu = cpu.map(|cpu| format!(" ({} of CPU time)", milliseconds(cpu)));
+        format!("gpu-bootstrap itself{what}{}", cpu.unwrap_or_default())
+    };
+    let whole = timing
+        .own_seconds
+        .map(|own| (own, words("", timing.cpu_seconds)));
+    let later = timing.own_seconds_without_changes.map(|own| {
+        let cpu = timing.cpu_seconds_without_changes;
+        (own, words(" in the last run without changes", cpu))
     });
-    format!(
-        "gpu-bootstrap itself used {} of CPU time{}.",
-        milliseconds(used),
-        later.unwrap_or_default()
-    )
+    whole.into_iter().chain(later).collect()
 }
 
 /// The description of a span and its steps.
@@ -191,6 +256,17 @@ mod tests {
         }
     }
 
+    fn step(step: &str, parts: &[(f64, f64, bool)]) -> StepTime {
+        StepTime {
+            step: step.to_owned(),
+            begins: parts[0].0,
+            ends: parts[parts.len() - 1].1,
+            seconds: 0.0,
+            critical: parts.iter().any(|part| part.2),
+            parts: parts.to_vec(),
+        }
+    }
+
     fn timing() -> Timing {
         let reboot = Span {
             steps: Vec::new(),
@@ -205,6 +281,17 @@ mod tests {
             between: 9.5,
             cpu_seconds: Some(0.4321),
             cpu_seconds_without_changes: Some(0.05),
+            own_seconds: Some(1.25),
+            own_seconds_without_changes: Some(0.0625),
+            steps: vec![
+                step(ASSESSMENT, &[(0.0, 0.5, true)]),
+                step("driver.packages", &[(0.5, 2.5, true), (3.0, 73.0, true)]),
+                step(
+                    "validation.image",
+                    &[(4.0, 14.0, false), (90.0, 92.0, true)],
+                ),
+                step("reboot", &[(75.0, 93.5, true)]),
+            ],
             spans: vec![
                 span(0.5, 2.0, "refresh the package lists", true),
                 span(3.0, 70.0, "install `a` & `<b>`", true),
@@ -219,6 +306,16 @@ mod tests {
         let mut text = Vec::new();
         table(&mut text, &timing(), Style::default()).expect("memory");
         insta::assert_snapshot!(String::from_utf8(text).expect("text"));
+    }
+
+    #[test]
+    fn timeline_fits_the_terminal() {
+        for width in [60, 100] {
+            let mut text = Vec::new();
+            timeline(&mut text, &timing(), Style::default().columns(width)).expect("memory");
+            let text = String::from_utf8(text).expect("text");
+            insta::assert_snapshot!(format!("timeline-{width}"), text);
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::{
     kubernetes::kubectl::PROGRAMS,
     mps, nvidia_smi,
     packages::{
-        Manager, Mark, Removals, Settings, TransactionRequest, dnf,
+        self, Manager, Mark, Removals, Settings, TransactionRequest, dnf,
         mirrors::{Download, ListedRepository, Mirror},
     },
     prebuilt, selinux, sysctl, systemctl, tar,
@@ -316,6 +316,14 @@ fn values_cannot_be_command_options() {
         for cmd in commands(value) {
             assert_eq!(fault(&cmd, value), None, "{}", cmd.line());
         }
+    }
+}
+
+#[test]
+fn programs_of_package_managers_are_listed() {
+    for cmd in package_commands("a") {
+        let name = cmd.program.rsplit('/').next().expect("a name");
+        assert!(packages::PROGRAMS.contains(&name), "{}", cmd.line());
     }
 }
 

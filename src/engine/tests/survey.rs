@@ -1,12 +1,20 @@
 //! `check` and `plan`: findings, remedies and exit status. Both are read-only.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::timeout};
 
 use super::kit::{
-    Rig, blocked, file, fixed, needs, outcomes, packages, satisfied, step, why, write,
+    Rig, Small, blocked, file, fixed, needs, outcomes, packages, satisfied, step, why, write,
 };
 use crate::{
-    change::Change,
+    change::{Change, Lock},
     check::{FailOn, Family, Finding, Verdict},
     engine::{RunReport, Unresolvable, check::RESOLVABLE},
     error::Report,
@@ -18,7 +26,7 @@ use crate::{
         findings::{Kind, Remedy},
         id::Id,
     },
-    step::{Assessment, StepError},
+    step::{Assessment, Step, StepError},
 };
 
 fn after(up: &'static str) -> Assessment {
@@ -121,6 +129,34 @@ async fn plan_reports_its_duration() {
         Ok(())
     });
     assert!((rig.plan().await.seconds - 7.0).abs() < 0.01);
+}
+
+/// The assessment of `slow` ends only when the packages are simulated.
+#[tokio::test]
+async fn simulation_does_not_wait_for_steps_without_packages() {
+    let simulated = Arc::new(Notify::new());
+    let (waits, notifies) = (Arc::clone(&simulated), simulated);
+    let slow = Step::new(Id::new("slow"), move |_| {
+        let waits = Arc::clone(&waits);
+        Box::pin(async move {
+            waits.notified().await;
+            Ok(satisfied("listed"))
+        })
+    });
+    let slow = Small(slow).locks(&[Lock::Modules]);
+    let rig = Rig::new([slow, packages("packages", &["p"])]);
+    let count = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&count);
+    *rig.change_applier.dry_run_of_change.lock().unwrap() = Box::new(move |change| {
+        if matches!(change, Change::InstallPackages { .. }) {
+            counted.fetch_add(1, Ordering::SeqCst);
+            notifies.notify_one();
+        }
+        Ok(())
+    });
+    let report = timeout(Duration::from_secs(10), rig.plan()).await.unwrap();
+    assert_eq!(report.exit, Exit::Drift);
+    assert_eq!(count.load(Ordering::SeqCst), 1);
 }
 
 const UNBOUND: Family = Family {

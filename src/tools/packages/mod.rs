@@ -59,6 +59,18 @@ pub const WRITTEN_DIRECTORIES: [&str; 3] = [
     "/etc/yum.repos.d",
 ];
 
+/// The programs of all package managers.
+pub const PROGRAMS: [&str; 8] = [
+    "apt-cache",
+    "apt-get",
+    "apt-helper",
+    "apt-mark",
+    "dnf",
+    "dpkg",
+    "gpgconf",
+    "rpm",
+];
+
 /// The name of a package manager, as used in profiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
