@@ -43,6 +43,8 @@ pub(super) struct Applying<'s> {
     /// failed since with a transient error, which outdated lists may cause.
     pub(super) lists_are_new: bool,
     pub(super) stop: Option<Stop>,
+    /// [`Self::note_when_ready`] has reported it.
+    is_ready: bool,
     pub(super) retry_policy: RetryPolicy,
     /// Cancels the pauses before retries.
     pub(super) pauses: CancellationToken,
@@ -114,6 +116,7 @@ impl<'s> Applying<'s> {
             snapshot: 0,
             lists_are_new: false,
             stop: None,
+            is_ready: false,
             retry_policy: RetryPolicy::new(&session.tools.options),
             pauses: session.tools.cancel.token().child_token(),
         }
@@ -141,6 +144,7 @@ impl<'s> Applying<'s> {
                 self.stop = Some(Stop::Deadline(deadline));
             }
             while self.advance() {}
+            self.note_when_ready();
             if self.stop.is_some() {
                 self.pauses.cancel();
             }
@@ -164,6 +168,24 @@ impl<'s> Applying<'s> {
             self.finish_before_reboot().await;
         }
         self.give_up_the_rest();
+    }
+
+    /// Reports once that only work is left which the node does not need.
+    fn note_when_ready(&mut self) {
+        let is_left = |job: &&Job| job.before_reboot && job.ended.is_none();
+        let is_done = |job: &Job| job.succeeded() || job.has(Outcome::NotApplicable);
+        if self.is_ready
+            || self.stop.is_some()
+            || !self.jobs.iter().all(|job| is_left(&job) || is_done(job))
+        {
+            return;
+        }
+        let Some(left) = self.jobs.iter().find(is_left) else {
+            return;
+        };
+        self.is_ready = true;
+        let message = format!("the node is ready; `{}` is still running", left.id);
+        self.session.tools.events.emit(Event::Note { message });
     }
 
     /// Applies the changes that must precede a reboot. If one fails, the machine is not rebooted.

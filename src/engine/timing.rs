@@ -5,13 +5,14 @@
 //! after an interruption. Times are wall-clock times. The clock may be set during boot, so negative
 //! durations are treated as zero.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use serde::Serialize;
 
 use super::EngineError;
 use crate::{
+    change::Change,
     exit::Exit,
     host::Host,
     journal::{Journal, JournalLine, Record},
@@ -26,6 +27,8 @@ pub struct Timing {
     pub started: Timestamp,
     /// Seconds until the end of its last run, or until the last record.
     pub seconds: f64,
+    /// Seconds until the end of the last change that the node needs. Deferred package triggers may end later.
+    pub needed_seconds: f64,
     /// Whether the installation built an image. Instances of the image become ready at their first boot.
     pub image: bool,
     /// Exit status of its last run, or `None` if it has not finished.
@@ -78,7 +81,7 @@ impl Timing {
     /// Returns the seconds from a bare machine to a Ready node. `None` if the node is not ready, or
     /// if an image was built.
     pub fn to_ready(&self) -> Option<f64> {
-        (self.exit == Some(Exit::Ok.code()) && !self.image).then_some(self.seconds)
+        (self.exit == Some(Exit::Ok.code()) && !self.image).then_some(self.needed_seconds)
     }
 }
 
@@ -182,6 +185,9 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
     let mut spans = Vec::new();
     let mut open: BTreeMap<u64, usize> = BTreeMap::new();
     let (mut boots, mut exit, mut image) = (0, None, false);
+    let mut deferred = BTreeSet::new();
+    // Seconds until the last record of a change that the node needs, and of any change.
+    let (mut needed, mut changed) = (0.0_f64, 0.0_f64);
     let (mut boot, mut before): (Option<&str>, f64) = (None, 0.0);
     // By run. A run that a signal stopped before its reboot has recorded its end twice.
     let (mut cpu_seconds, mut own_seconds) = (BTreeMap::new(), BTreeMap::new());
@@ -209,6 +215,9 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
             }
             Record::Intent { steps, change, .. } => {
                 open.insert(line.seq, spans.len());
+                if *change == Change::RunTriggers {
+                    deferred.insert(line.seq);
+                }
                 spans.push(Span {
                     begins: at,
                     seconds: 0.0,
@@ -221,6 +230,10 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
             Record::Applied { intent, .. }
             | Record::Failed { intent, .. }
             | Record::Interrupted { intent, .. } => {
+                changed = at;
+                if !deferred.contains(intent) {
+                    needed = at;
+                }
                 if let Some(span) = open.remove(intent).and_then(|index| spans.get_mut(index)) {
                     // It is unknown how long an interrupted change continued, so its duration is zero.
                     let end = match &line.record {
@@ -253,12 +266,15 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
         spans[index].seconds = (before - begins).max(0.0);
     }
     spans.sort_by(|one, other| one.begins.total_cmp(&other.begins));
-    mark_critical(&mut spans, before);
+    // The end of the run follows the last change. Only deferred triggers may separate the two.
+    let needed_seconds = if needed < changed { needed } else { before };
+    mark_critical(&mut spans, needed_seconds);
     let ends = |span: &Span| (span.begins, span.begins + span.seconds, span.critical);
     let parts: Vec<_> = spans.iter().map(ends).collect();
     Timing {
         started,
         seconds: before,
+        needed_seconds,
         image,
         exit,
         boots,
@@ -459,6 +475,33 @@ mod tests {
         assert_eq!(found.to_ready(), Some(100.0));
         let interrupted = timing(&lines[..9]).expect("an installation");
         assert_eq!(interrupted.to_ready(), None);
+    }
+
+    #[test]
+    fn deferred_triggers_do_not_count_until_ready() {
+        let applied = |intent| Record::Applied {
+            intent,
+            undo: nothing(),
+        };
+        let triggers = Record::Intent {
+            steps: vec![StepId::new("packages.triggers")],
+            change: Change::RunTriggers,
+            undo: nothing(),
+        };
+        let lines = journal(vec![
+            (0, started("install", "b-1")),
+            (1, intent("packages")),
+            (20, applied(1)),
+            (21, triggers),
+            (22, intent("validation")),
+            (25, applied(4)),
+            (30, applied(3)),
+            (31, ended(0)),
+        ]);
+        let found = timing(&lines).expect("an installation");
+        assert_eq!((found.to_ready(), found.seconds), (Some(25.0), 31.0));
+        let critical: Vec<bool> = found.spans.iter().map(|span| span.critical).collect();
+        assert_eq!(critical, [true, false, true]);
     }
 
     #[test]

@@ -108,6 +108,10 @@ fn headline(timing: &Timing) -> String {
     };
     match timing.exit {
         Some(0) if timing.image => format!("image complete after {seconds}, in {boots}"),
+        Some(0) if timing.needed_seconds < timing.seconds => format!(
+            "ready after {}, in {boots}; deferred package triggers ended after {seconds}",
+            duration(timing.needed_seconds)
+        ),
         Some(0) => format!("ready after {seconds}, in {boots}"),
         Some(exit) => format!("ended with status {exit} after {seconds}, in {boots}"),
         None => format!("not finished; {seconds} until the last record, in {boots}"),
@@ -275,6 +279,7 @@ mod tests {
         Timing {
             started: jiff::Timestamp::from_second(1_795_000_000).expect("a time"),
             seconds: 100.0,
+            needed_seconds: 100.0,
             image: false,
             exit: Some(0),
             boots: 2,
