@@ -539,6 +539,7 @@ fn remove(files: &FakeFiles, state: &State, line: &Line) -> Output {
     for name in &going {
         dpkg::remove(files, state, name, purge);
     }
-    // Like the real apt, this also configures all other half-configured packages.
+    // Like the real apt, this also configures all other half-configured packages, and runs all pending triggers.
+    dpkg::set_triggers(files, None, "installed");
     sub_process(dpkg::configure_pending(files, state, &[]))
 }
