@@ -364,6 +364,7 @@ impl Session {
             boot_id: self.tools.options.boot_id.clone(),
             request,
             policy: self.tools.options.policy.clone(),
+            assessed_seconds: Some(self.tools.events.elapsed().as_secs_f64()),
         })?;
         persist::copy(files, &copies).map_err(JournalError::from)?;
         ledger

@@ -5,7 +5,10 @@
 //! after an interruption. Times are wall-clock times. The clock may be set during boot, so negative
 //! durations are treated as zero.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -180,7 +183,9 @@ fn installations(lines: &[JournalLine]) -> Vec<Vec<&JournalLine>> {
 }
 
 fn of(lines: Vec<&JournalLine>) -> Timing {
-    let started = lines.first().map_or(Timestamp::UNIX_EPOCH, |line| line.at);
+    let started = lines
+        .first()
+        .map_or(Timestamp::UNIX_EPOCH, |line| began(line));
     let since = |at: Timestamp| at.duration_since(started).as_secs_f64().max(0.0);
     let mut spans = Vec::new();
     let mut open: BTreeMap<u64, usize> = BTreeMap::new();
@@ -197,6 +202,7 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
             Record::RunStarted {
                 boot_id, request, ..
             } => {
+                let at = since(began(line));
                 (exit, image) = (None, request.image);
                 if boots == 0 || boot_id.as_deref() != boot {
                     boots += 1;
@@ -286,6 +292,19 @@ fn of(lines: Vec<&JournalLine>) -> Timing {
         steps: steps(&spans),
         spans,
     }
+}
+
+/// Returns the start of a run from its first record.
+fn began(line: &JournalLine) -> Timestamp {
+    let Record::RunStarted {
+        assessed_seconds: Some(seconds),
+        ..
+    } = &line.record
+    else {
+        return line.at;
+    };
+    let assessed = Duration::try_from_secs_f64(*seconds).unwrap_or_default();
+    line.at.checked_sub(assessed).unwrap_or(line.at)
 }
 
 fn sum(of_runs: &BTreeMap<&str, f64>) -> Option<f64> {
@@ -378,6 +397,7 @@ mod tests {
             boot_id: Some(boot.to_owned()),
             request: Request::default(),
             policy: None,
+            assessed_seconds: None,
         }
     }
 
@@ -502,6 +522,25 @@ mod tests {
         assert_eq!((found.to_ready(), found.seconds), (Some(25.0), 31.0));
         let critical: Vec<bool> = found.spans.iter().map(|span| span.critical).collect();
         assert_eq!(critical, [true, false, true]);
+    }
+
+    #[test]
+    fn assessment_before_the_first_record_counts() {
+        let mut lines = two_boots();
+        for line in &mut lines {
+            if let Record::RunStarted {
+                assessed_seconds, ..
+            } = &mut line.record
+            {
+                *assessed_seconds = Some(1.5);
+            }
+        }
+        let found = timing(&lines).expect("an installation");
+        assert_eq!(found.seconds, 101.5);
+        let assessment = &found.steps[0];
+        assert_eq!((assessment.begins, assessment.ends), (0.0, 3.5));
+        let reboot = &found.steps[3];
+        assert_eq!((reboot.begins, reboot.ends), (62.5, 81.0));
     }
 
     #[test]

@@ -182,6 +182,7 @@ async fn undo_all(
         boot_id: tools.options.boot_id.clone(),
         request: tools.options.request.clone(),
         policy: None,
+        assessed_seconds: None,
     })?;
     for note in ledger.reconcile().await? {
         tools.note(&mut report.notes, note);

@@ -88,6 +88,10 @@ pub enum Record {
         /// The package policy of the run. Absent in journals of older versions and for `uninstall`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         policy: Option<Policy>,
+        /// Seconds from the start of the run to this record, in which the steps were assessed. Absent in journals of older
+        /// versions, and for `uninstall`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        assessed_seconds: Option<f64>,
     },
     /// A run is about to stop, because several boots were interrupted before it finished. The next boot does not resume it.
     GaveUp {

@@ -251,6 +251,7 @@ fn step(receipt: &mut Receipt, applied: &mut BTreeMap<u64, AppliedChange>, line:
             boot_id,
             request,
             policy,
+            ..
         } => {
             receipt.runs.push(Run {
                 id: line.run.clone(),

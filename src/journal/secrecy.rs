@@ -293,6 +293,7 @@ mod tests {
                     ..Request::default()
                 },
                 policy: None,
+                assessed_seconds: None,
             },
             intent(write("/etc/a", &text()), nothing()),
             intent(

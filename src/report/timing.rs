@@ -13,8 +13,9 @@ use crate::engine::{ASSESSMENT, Span, SpanEnd, StepTime, Timing};
 /// The width of each time column, in characters.
 const TIME: usize = 14;
 
-/// The minimum width of the bars of a timeline, in characters.
-const BAR: usize = 20;
+/// The width of each time column of a timeline, and the minimum width of its bars, in characters.
+const POINT: usize = 12;
+const BAR: usize = 10;
 
 /// Writes the table. The critical path is marked.
 ///
@@ -63,21 +64,22 @@ pub fn timeline(to: &mut dyn Write, timing: &Timing, style: Style) -> io::Result
         columns => columns,
     };
     // Two columns of times, the mark, and the borders of the bar.
-    let bar = columns.saturating_sub(name + 2 * TIME + 4).max(BAR);
-    writeln!(to, "  {:<name$}{:<TIME$}{:<TIME$}", "step", "start", "end")?;
+    let bar = columns.saturating_sub(name + 2 * POINT + 4).max(BAR);
+    writeln!(to, "  {:<name$}{:<POINT$}end", "step", "start")?;
     for one in &timing.steps {
         let mark = if one.critical { "*" } else { " " };
         writeln!(
             to,
-            "{mark} {:<name$}{:<TIME$}{:<TIME$}|{}|",
+            "{mark} {:<name$}{:<POINT$}{:<POINT$}|{}|",
             one.step,
             duration(one.begins),
             duration(one.ends),
             bar_of(one, timing.seconds, bar)
         )?;
     }
-    let legend = format!("\n{CRITICAL}; its parts are `#`, other changes `=`");
-    writeln!(to, "{}", style.paint(Ink::Faint, &legend))?;
+    let legend = format!("{CRITICAL}; its parts are `#`, other changes `=`");
+    let legend = style.hanging("", &legend);
+    writeln!(to, "\n{}", style.paint(Ink::Faint, &legend))?;
     to.flush()
 }
 

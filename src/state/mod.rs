@@ -10,6 +10,7 @@ mod cluster;
 mod driver;
 mod error;
 mod gpu_clients;
+mod initramfs;
 mod inventory;
 mod kernel_log;
 mod kubelet;
@@ -72,6 +73,8 @@ pub struct State {
     /// Whether the package lists were downloaded in this run, after the last repository was added.
     new_lists: Arc<AtomicBool>,
     ours: Arc<Ours>,
+    /// Shared by all snapshots of a run.
+    listings: Arc<initramfs::Listings>,
     memo: Memo,
 }
 
@@ -123,6 +126,7 @@ impl State {
             facts,
             new_lists: Arc::default(),
             ours: Arc::default(),
+            listings: Arc::default(),
             memo: Memo::default(),
         }
     }
@@ -146,6 +150,7 @@ impl State {
         Self {
             new_lists: Arc::clone(&self.new_lists),
             ours: Arc::clone(&self.ours),
+            listings: Arc::clone(&self.listings),
             ..Self::new(self.host.clone(), self.scope, Arc::clone(&self.facts))
         }
     }

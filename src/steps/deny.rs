@@ -9,7 +9,7 @@ use super::{KERNEL_DENY, PREFLIGHT, messages};
 use crate::{
     change::{Change, Lock},
     config::desired::Desired,
-    host::Query,
+    host::{Query, Stat},
     step::{Assessment, Cx, Step, StepError},
     tools::{initramfs, kmod, packages::HEADER},
 };
@@ -51,7 +51,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
         if list.is_some_and(|list| has_none(&list, &cx.desired.deny_modules)) {
             continue;
         }
-        match initramfs_holds(cx, &generator.list(&image), &cx.desired.deny_modules).await {
+        match initramfs_holds(cx, &generator.list(&image), &stat, &cx.desired.deny_modules).await {
             Ok(true) => initramfs_with_denied.push(kernel),
             Ok(false) => {}
             // No command may run (`--root`), so the initramfs is unknown. Ignore this if the file must be written anyway.
@@ -83,12 +83,13 @@ fn has_none(list: &str, modules: &[String]) -> bool {
 /// Returns whether the listed initramfs contains one of the modules, but not the file that blocks them.
 async fn initramfs_holds(
     cx: &Cx<'_>,
-    listing: &Query,
+    list: &Query,
+    image: &Stat,
     modules: &[String],
 ) -> Result<bool, StepError> {
-    let output = cx.host.query(listing).await?.success(listing.cmd())?;
-    let denied = initramfs::has_file(&output.stdout, Utf8Path::new(PATH));
-    Ok(!denied && !initramfs::modules_in(&output.stdout, modules).is_empty())
+    let listing = cx.state.initramfs(list, image).await?;
+    let denied = initramfs::has_file(&listing, Utf8Path::new(PATH));
+    Ok(!denied && !initramfs::modules_in(&listing, modules).is_empty())
 }
 
 fn content(modules: &[String]) -> String {

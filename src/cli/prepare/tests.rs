@@ -69,6 +69,7 @@ fn secrets_in_tables_survive_a_reboot_outside_the_journal() {
             boot_id: None,
             request,
             policy: None,
+            assessed_seconds: None,
         };
         journal.append(record).unwrap();
         let text = fakes.files.text("/var/lib/gpu-bootstrap/journal.jsonl");
