@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::bed::Bed;
-use crate::{go_module, golang};
 use crate::machine::Machine;
 use crate::sh::{Script, path, script};
 use crate::simulation::INSIDE;
+use crate::{go_module, golang};
 
 /// The newest version that the Go module proxy serves completely. v0.20.0 has the same names of resources.
 const MODULE: &str = "github.com/NVIDIA/k8s-device-plugin";

@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::bed::Bed;
-use crate::{go_module, golang};
 use crate::machine::Machine;
 use crate::sh::{Script, path, script};
 use crate::simulation::INSIDE;
+use crate::{go_module, golang};
 
 /// The newest version that the Go module proxy serves completely. v0.15.0 has the same layout files.
 const MODULE: &str = "github.com/NVIDIA/mig-parted";

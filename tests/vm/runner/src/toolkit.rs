@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::bed::Bed;
-use crate::{go_module, golang};
 use crate::sh::{Script, path, script};
 use crate::tables::Toolkit;
+use crate::{go_module, golang};
 
 const BUILD: Script = script!("toolkit.sh");
 
