@@ -1,8 +1,8 @@
 //! Changes of MIG: the mode, and the GPU and compute instances.
 //!
-//! Semantics and errors: the comments in NVIDIA's `nvml.h` (github.com/NVIDIA/go-nvml v0.13.3-1, `pkg/nvml/nvml.h`). The algorithm of
-//! the driver that chooses the position of an instance is not public. This one uses the last free position, as in the examples of
-//! NVIDIA's Multi-Instance GPU User Guide, "Creating GPU Instances".
+//! Semantics and errors: the comments in NVIDIA's `nvml.h` (github.com/NVIDIA/go-nvml v0.13.3-1, `pkg/nvml/nvml.h`). The driver
+//! chooses the position of an instance by an algorithm that is not public. This one uses the last free position. With the first one,
+//! `1g.10gb` would take the only position of `4g.40gb`.
 
 use crate::code::Code;
 use crate::gpu::{Gpu, GpuInstance, MigDevice};
@@ -12,7 +12,7 @@ use crate::mig::{Profile, profile, profiles};
 const LAST_ID: u32 = 14;
 
 /// Numbers in `/dev/nvidia-caps`: the first GPU instance of the first GPU, GPU instances, and GPUs. Source of the first two:
-/// `/proc/driver/nvidia-caps/mig-minors` of a machine with one GPU. Not verified: the last one, 15 times the second.
+/// `/proc/driver/nvidia-caps/mig-minors` of a machine with one GPU. The last one, 15 times the second, is not verified.
 const CAPABILITIES: [u32; 3] = [3, 9, 135];
 
 type Result<T = (), E = Code> = std::result::Result<T, E>;
@@ -21,8 +21,8 @@ impl Gpu {
     /// Sets the pending MIG mode, and puts it into effect if possible.
     ///
     /// # Errors
-    /// `Err` if MIG is not supported. The inner result is the status of the activation: the GPU is in use, or is an Ampere GPU, which
-    /// changes the mode at the next reset, as in a virtual machine with a passed-through GPU.
+    /// If MIG is not supported. The inner result is the status of the activation: the GPU is in use, or it is an Ampere GPU,
+    /// which changes the mode at the next reset, as in a virtual machine with a passed-through GPU.
     pub fn set_mig_mode(&mut self, enabled: bool) -> Result<Result> {
         self.mig_supported()?;
         self.mig.pending = Some(enabled);

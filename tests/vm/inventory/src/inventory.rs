@@ -28,8 +28,8 @@ pub struct Inventory {
     /// Version of the library; `12.535.261.03` and so on if absent.
     #[serde(default)]
     pub nvml_version: String,
-    /// A file that persists the settings of programs (persistence, compute mode, …), except MIG, for the next program. Without it a setting
-    /// lasts as long as the program.
+    /// A file that persists the settings of programs (persistence, compute mode, …) for the next program. Without it a
+    /// setting lasts as long as the program. MIG is in the inventory itself.
     pub state_file: Option<PathBuf>,
     /// The file of this inventory. `None` if it is appended to the library.
     #[serde(skip)]

@@ -235,8 +235,8 @@ pub fn change<T>(
 }
 
 /// Exports C functions. `system` functions query the library, `device` functions a GPU, `either` functions a GPU or one
-/// of its MIG devices, `part` functions an instance or a MIG device. `change_…` functions change the MIG mode or the instances of a GPU.
-/// The body gets the queried or changed object under the names between the bars.
+/// of its MIG devices, `part` functions an instance or a MIG device. `change_…` functions change the MIG mode or the instances
+/// of a GPU. The body gets the queried or changed object under the names between the bars.
 macro_rules! exports {
     ($($kind:ident $symbol:ident($($arg:ident: $type:ty),*) |$($it:ident),+| $body:expr;)*) => {
         /// The functions exported here.

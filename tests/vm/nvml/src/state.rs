@@ -128,8 +128,8 @@ impl Library {
         faults.on(symbol)
     }
 
-    /// Reads the MIG mode and instances again if another program has changed them. Everything else stays as it was when the library was
-    /// initialized.
+    /// Reads the MIG mode and instances again if another program has changed them. Everything else stays as it was at the
+    /// initialization.
     pub fn refresh(&mut self) {
         let stamp = store::stamp(&self.inventory);
         if stamp == self.stamp {
