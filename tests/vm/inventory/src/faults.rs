@@ -17,6 +17,9 @@ pub struct Faults {
     pub missing_symbols: Vec<String>,
     /// Return codes by function.
     pub returns: BTreeMap<String, u32>,
+    /// Calls of functions in each process that succeed before the fault of the function, which must be in `hang`, `returns` or
+    /// `missing-symbols`.
+    pub after: BTreeMap<String, u32>,
     /// Initialization returns 9.
     pub driver_not_loaded: bool,
     /// Initialization returns 18.
@@ -96,6 +99,7 @@ impl Faults {
         let listed = self.hang.iter().chain(&self.missing_symbols);
         listed
             .chain(self.returns.keys())
+            .chain(self.after.keys())
             .map(String::as_str)
             .filter(|name| *name != INIT)
     }

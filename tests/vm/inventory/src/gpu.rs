@@ -1,6 +1,7 @@
 //! One GPU: its entry in the inventory, completed with the values of its model.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +12,7 @@ use crate::faults::{self, Fault};
 macro_rules! tables {
     ($($(#[$note:meta])* $name:ident { $($(#[$field_note:meta])* $field:ident: $type:ty = $default:expr,)* })*) => {$(
         $(#[$note])*
-        #[derive(Debug, Clone, Deserialize)]
+        #[derive(Debug, Clone, PartialEq, Deserialize)]
         #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
         pub struct $name { $($(#[$field_note])* pub $field: $type,)* }
         impl Default for $name {
@@ -149,7 +150,12 @@ tables! {
         enabled: bool = false,
         /// The mode after the next reset; `enabled` if absent.
         pending: Option<bool> = None,
+        /// The GPU instances; those of `devices` are added.
+        gpu_instances: Vec<GpuInstance> = Vec::new(),
         devices: Vec<MigDevice> = Vec::new(),
+        /// The index of the GPU if new instances have nodes in `/dev/nvidia-caps`.
+        #[serde(skip)]
+        nodes_of: Option<u32> = None,
     }
 }
 
@@ -160,8 +166,20 @@ impl Mig {
     }
 }
 
-/// `[[gpu.mig.devices]]`.
-#[derive(Debug, Clone, Deserialize)]
+/// `[[gpu.mig.gpu-instances]]`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct GpuInstance {
+    /// For example `3g.40gb`.
+    pub profile: String,
+    /// Unique on the GPU.
+    pub id: u32,
+    /// The first memory slice.
+    pub start: u32,
+}
+
+/// `[[gpu.mig.devices]]`: a compute instance.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct MigDevice {
     /// For example `1g.10gb`, or `1c.3g.40gb` for a compute instance that is smaller than its GPU instance.
@@ -234,6 +252,8 @@ pub struct Gpu {
     /// Persistence mode.
     #[serde(default)]
     pub persistence: bool,
+    /// While this path exists, a program uses the GPU: it cannot be reset, and its instances cannot be destroyed.
+    pub in_use_while: Option<PathBuf>,
     /// Compute mode.
     #[serde(default)]
     pub compute_mode: ComputeMode,

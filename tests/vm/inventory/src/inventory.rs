@@ -28,9 +28,12 @@ pub struct Inventory {
     /// Version of the library; `12.535.261.03` and so on if absent.
     #[serde(default)]
     pub nvml_version: String,
-    /// A file that persists the settings of programs (persistence, MIG, …) for the next program. Without it a setting
-    /// lasts as long as the program.
+    /// A file that persists the settings of programs (persistence, compute mode, …) for the next program. Without it a
+    /// setting lasts as long as the program. MIG is in the inventory itself.
     pub state_file: Option<PathBuf>,
+    /// The file of this inventory. `None` if it is appended to the library.
+    #[serde(skip)]
+    pub source: Option<PathBuf>,
     /// Confidential computing.
     #[serde(default)]
     pub conf_compute: ConfCompute,
@@ -80,6 +83,13 @@ pub const BESIDE: &str = "fake-nvml.toml";
 /// The directory with the nodes of MIG devices.
 const CAPABILITIES: &str = "/dev/nvidia-caps";
 
+/// The program `mig-changed` next to an inventory, if it exists. It runs after each change of MIG, and creates the nodes of MIG
+/// devices, like the driver.
+pub fn changed_program(inventory: &Path) -> Option<PathBuf> {
+    let program = inventory.with_file_name("mig-changed");
+    program.exists().then_some(program)
+}
+
 /// The two parts of the line that separates a library from its appended inventory. They are split so that the program
 /// itself does not contain this line.
 const APPENDED: [&str; 2] = ["\n# inventory of the ", "fake\n"];
@@ -118,21 +128,43 @@ impl Inventory {
         let named = std::env::var_os(VARIABLE).map(PathBuf::from);
         let mut others = beside.chain([default.clone()]).filter(|path| path.exists());
         let mut found = if let Some(path) = named.or_else(|| others.next()) {
-            Self::parse(&text_of(&path)?).map_err(|source| in_file(&path, &source))?
+            Self::read(&path)?
         } else {
             let text = libraries.iter().find_map(|path| appended(path));
             Self::parse(&text.ok_or_else(|| in_file(&default, &"it does not exist"))?)?
         };
-        found.hide_parts(Path::new(CAPABILITIES));
+        found.hide_parts();
         Ok(found)
     }
 
-    /// Removes the MIG devices for which this directory does not contain all nodes.
-    fn hide_parts(&mut self, capabilities: &Path) {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If it cannot be read, or as [`Inventory::parse`].
+    pub fn read(path: &Path) -> Result<Self, Unusable> {
+        let mut found = Self::parse(&text_of(path)?).map_err(|source| in_file(path, &source))?;
+        // A link must not be replaced when the file is replaced.
+        let path = path
+            .canonicalize()
+            .map_err(|source| in_file(path, &source))?;
+        if changed_program(&path).is_some() {
+            for (index, gpu) in (0..).zip(&mut found.gpus) {
+                gpu.mig.nodes_of = Some(index);
+            }
+        }
+        found.source = Some(path);
+        Ok(found)
+    }
+
+    /// Removes the MIG devices whose nodes this process does not have.
+    pub fn hide_parts(&mut self) {
         for gpu in &mut self.gpus {
             gpu.mig.devices.retain(|part| {
                 let mut numbers = part.capabilities.iter();
-                numbers.all(|number| capabilities.join(format!("nvidia-cap{number}")).exists())
+                numbers.all(|number| {
+                    let node = format!("{CAPABILITIES}/nvidia-cap{number}");
+                    Path::new(&node).exists()
+                })
             });
         }
     }
@@ -327,7 +359,7 @@ fn complete(index: usize, gpu: &mut Gpu) -> Result<(), String> {
         mig::profile(&part.profile, gpu.memory_mib, gpu.mig.slices.unwrap_or(7))
             .ok_or_else(|| format!("`{}` is not a supported MIG profile", part.profile))?;
     }
-    Ok(())
+    gpu.add_instances_of_devices()
 }
 
 fn fill(place: &mut String, make: impl FnOnce() -> String) {

@@ -5,6 +5,7 @@ pub mod code;
 pub mod cuda;
 pub mod faults;
 pub mod gpu;
+pub mod instances;
 pub mod inventory;
 pub mod mig;
 pub mod model;

@@ -24,6 +24,9 @@ pub struct Profile {
 /// Profiles whose compute instance has all slices: index, ID, slices, memory slices, number and placements.
 type Row = (u32, u32, u32, u32, u32, &'static [u32]);
 
+/// The profiles with media engines: `NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1` and `…_2_SLICE_REV1`.
+const MEDIA: [u32; 2] = [7, 8];
+
 /// IDs as on A100 and H100.
 const SEVEN_SLICES: [Row; 7] = [
     (0, 19, 1, 1, 7, &[0, 1, 2, 3, 4, 5, 6]),
@@ -81,15 +84,12 @@ pub fn profile(name: &str, memory_mib: u64, of_gpu: u32) -> Option<Profile> {
     let gb: u64 = memory.parse().ok()?;
     let found = profiles(of_gpu).find(|profile| {
         profile.slices == slices
-            && [7, 8].contains(&profile.index) == media
+            && MEDIA.contains(&profile.index) == media
             && profile.memory_gb(memory_mib) == gb
     })?;
     let compute_slices = compute.unwrap_or(slices);
     let fits = COMPUTE.contains(&compute_slices) && compute_slices <= slices;
-    fits.then_some(Profile {
-        compute_slices,
-        ..found
-    })
+    fits.then_some(found.with_compute(compute_slices))
 }
 
 impl Profile {
@@ -102,6 +102,29 @@ impl Profile {
     fn memory_gb(&self, of_gpu_mib: u64) -> u64 {
         let of = u64::from(self.of);
         (of_gpu_mib.div_ceil(1024) * u64::from(self.size) * 2 + of) / (of * 2)
+    }
+
+    /// The profile with a compute instance of this size.
+    pub fn with_compute(self, slices: u32) -> Self {
+        Self {
+            compute_slices: slices,
+            ..self
+        }
+    }
+
+    /// The name on a GPU with this much memory.
+    pub fn name(&self, of_gpu_mib: u64) -> String {
+        let compute = match self.compute_slices {
+            compute if compute == self.slices => String::new(),
+            compute => format!("{compute}c."),
+        };
+        let media = if MEDIA.contains(&self.index) {
+            "+me"
+        } else {
+            ""
+        };
+        let (slices, memory) = (self.slices, self.memory_gb(of_gpu_mib));
+        format!("{compute}{slices}g.{memory}gb{media}")
     }
 
     /// `NVML_COMPUTE_INSTANCE_PROFILE_…` of the compute instance.
@@ -143,6 +166,9 @@ mod tests {
         ] {
             let found = profile(name, memory_gib << 10, slices);
             assert_eq!(found.map(|profile| profile.id), id, "{name}");
+            if let Some(found) = found {
+                assert_eq!(found.name(memory_gib << 10), name);
+            }
         }
         let part = profile("2c.3g.40gb", 80 << 10, 7).expect("a profile");
         assert_eq!((part.compute(), part.compute_slices_of(3)), (1, None));

@@ -7,8 +7,10 @@ mod api;
 mod call;
 mod pointer;
 mod state;
+mod store;
 
 pub use fake_inventory::{faults, gpu, inventory, mig, model};
+pub use pointer::version_of;
 
 /// The names of all exported functions.
 pub fn symbols() -> impl Iterator<Item = &'static str> {

@@ -10,6 +10,7 @@ use crate::call::{self, Answer, Code};
 use crate::faults::Fault;
 use crate::gpu::{ComputeMode, Gpu};
 use crate::inventory::{self, Inventory, Unusable};
+use crate::store::{self, Stamp};
 
 static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
 
@@ -19,6 +20,10 @@ pub struct Library {
     /// Settings by GPU.
     pub settings: Vec<Settings>,
     users: u32,
+    /// The version of the inventory file that was read last.
+    stamp: Option<Stamp>,
+    /// Calls by function, of those that fail later.
+    calls: BTreeMap<String, u32>,
 }
 
 /// The settings that programs can change.
@@ -28,8 +33,6 @@ pub struct Settings {
     pub persistence: bool,
     pub compute_mode: ComputeMode,
     pub ecc_pending: bool,
-    pub mig: bool,
-    pub mig_pending: bool,
     pub power_limit: u32,
 }
 
@@ -39,8 +42,6 @@ impl Settings {
             persistence: gpu.persistence,
             compute_mode: gpu.compute_mode,
             ecc_pending: gpu.ecc.enabled,
-            mig: gpu.mig.enabled,
-            mig_pending: gpu.mig.pending.unwrap_or(gpu.mig.enabled),
             power_limit: gpu.power.limit,
         }
     }
@@ -106,10 +107,74 @@ impl Library {
             }
         }
         Ok(Self {
+            stamp: store::stamp(&inventory),
             inventory,
             settings,
             users: 1,
+            calls: BTreeMap::new(),
         })
+    }
+
+    /// The fault of a function, for all devices.
+    pub fn fault(&mut self, symbol: &str) -> Option<Fault> {
+        let faults = &self.inventory.faults;
+        if let Some(succeed) = faults.after.get(symbol) {
+            let calls = self.calls.entry(symbol.to_owned()).or_default();
+            *calls += 1;
+            if *calls <= *succeed {
+                return None;
+            }
+        }
+        faults.on(symbol)
+    }
+
+    /// Reads the MIG mode and instances again if another program has changed them. Everything else stays as it was at the
+    /// initialization.
+    pub fn refresh(&mut self) {
+        let stamp = store::stamp(&self.inventory);
+        if stamp == self.stamp {
+            return;
+        }
+        let Some(path) = &self.inventory.source else {
+            return;
+        };
+        match Inventory::read(path) {
+            Ok(mut changed) => {
+                changed.hide_parts();
+                for (gpu, now) in self.inventory.gpus.iter_mut().zip(changed.gpus) {
+                    if gpu.uuid == now.uuid {
+                        gpu.mig = now.mig;
+                    }
+                }
+                self.stamp = stamp;
+            }
+            Err(why) => complain(&why),
+        }
+    }
+
+    /// Changes the MIG mode or the instances of a GPU in the inventory file, for all programs.
+    pub fn change(&mut self, index: usize, body: impl FnOnce(&mut Gpu) -> Answer) -> Answer {
+        // A container has no file, and must not change the GPU.
+        let path = self.inventory.source.clone();
+        let path = path.ok_or(Code::NO_PERMISSION)?;
+        let failed = |why: &dyn std::fmt::Display| {
+            complain(why);
+            Code::UNKNOWN
+        };
+        // In this process, MIG devices may be hidden.
+        let mut whole = Inventory::read(&path).map_err(|why| failed(&why))?;
+        let gpu = whole.gpus.get_mut(index).ok_or(Code::GPU_IS_LOST)?;
+        let before = gpu.mig.clone();
+        body(gpu)?;
+        if gpu.mig == before {
+            return Ok(());
+        }
+        store::write(&path, index, &gpu.mig).map_err(|source| match source.kind() {
+            std::io::ErrorKind::PermissionDenied => Code::NO_PERMISSION,
+            _ => failed(&format!("{}: {source}", path.display())),
+        })?;
+        self.refresh();
+        Ok(())
     }
 
     /// Stores the settings for the next program.

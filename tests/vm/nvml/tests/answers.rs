@@ -16,8 +16,9 @@ use nvml_wrapper::enums::device::{DeviceArchitecture, SampleValue};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper_sys::bindings::{
-    NvmlLib, nvmlComputeInstanceProfileInfo_st, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t,
-    nvmlGpuInstanceProfileInfo_st, nvmlTemperature_v1_t,
+    NvmlLib, nvmlComputeInstanceProfileInfo_st, nvmlDevice_t, nvmlGpuFabricInfo_v2_t,
+    nvmlGpuFabricInfo_v3_t, nvmlGpuInstancePlacement_st, nvmlGpuInstanceProfileInfo_st,
+    nvmlGpuInstanceProfileInfo_v3_st, nvmlTemperature_v1_t,
 };
 
 fn field(device: &Device<'_>, id: u32) -> Result<SampleValue, NvmlError> {
@@ -396,6 +397,115 @@ devices = [
             }
         }
         assert_eq!(found, [(0, 1), (0, 1), (2, 1), (2, 2)]);
+    });
+}
+
+/// Creates instances like NVIDIA's mig-parted: `nvmlDeviceCreateGpuInstance`, then a compute instance of the same size.
+fn create(lib: &NvmlLib, gpu: nvmlDevice_t, index: u32, start: Option<u32>) -> u32 {
+    // SAFETY: the structs are numbers, for which zeros are valid, and the handles are from the library.
+    unsafe {
+        let mut info = std::mem::zeroed::<nvmlGpuInstanceProfileInfo_st>();
+        assert_eq!(
+            lib.nvmlDeviceGetGpuInstanceProfileInfo(gpu, index, &mut info),
+            0
+        );
+        let mut instance = ptr::null_mut();
+        let code = match start {
+            None => lib.nvmlDeviceCreateGpuInstance(gpu, info.id, &mut instance),
+            Some(start) => {
+                let placement = nvmlGpuInstancePlacement_st { start, size: 4 };
+                lib.nvmlDeviceCreateGpuInstanceWithPlacement(
+                    gpu,
+                    info.id,
+                    &placement,
+                    &mut instance,
+                )
+            }
+        };
+        if code != 0 {
+            return code;
+        }
+        let mut compute = ptr::null_mut();
+        lib.nvmlGpuInstanceCreateComputeInstance(instance, index, &mut compute)
+    }
+}
+
+#[test]
+fn instances_are_created_and_destroyed() {
+    let inventory = TWO.replace("10de:1eb8", "10de:20b7")
+        + "[faults]\nafter = { nvmlDeviceCreateGpuInstance = 3 }\nreturns = { nvmlDeviceCreateGpuInstance = 999 }\n";
+    with(&inventory, "instances_are_created_and_destroyed", || {
+        let file = std::env::var("GPU_FAKE_NVML").expect("the parent sets it");
+        let before = std::fs::read_to_string(&file).expect("the inventory");
+        let nvml = nvml().expect("it starts");
+        let lib = nvml.lib();
+        let gpu = nvml.device_by_index(0).expect("gpu 0");
+        // SAFETY: the library is alive.
+        let handle = unsafe { gpu.handle() };
+        assert_eq!(create(lib, handle, 2, None), 3);
+        gpu.set_mig_mode(true).expect("Hopper needs no reset");
+        // NVML_GPU_INSTANCE_PROFILE_3_SLICE, with and without a position; then the GPU is full.
+        assert_eq!(create(lib, handle, 2, Some(1)), 2);
+        assert_eq!(create(lib, handle, 2, Some(4)), 0);
+        assert_eq!(create(lib, handle, 2, Some(4)), 23);
+        assert_eq!(create(lib, handle, 2, None), 0);
+        assert_eq!(create(lib, handle, 0, None), 23);
+        // The fault follows after three calls that reached the GPU or failed.
+        assert_eq!(create(lib, handle, 0, None), 999);
+        let parts = [0, 1].map(|index| gpu.mig_device_by_index(index).expect("a MIG device"));
+        let names = parts.map(|part| part.name().expect("a name"));
+        assert_eq!(
+            names,
+            ["NVIDIA H100 80GB HBM3 MIG 3g.40gb"; 2].map(String::from)
+        );
+        // Another program reads the same file.
+        let seen = fake_nvml::inventory::Inventory::read(file.as_ref()).expect("it is valid");
+        assert_eq!(seen.gpus[0].mig.gpu_instances.len(), 2);
+        // SAFETY: as above; the array has room for all instances of the profile.
+        unsafe {
+            let mut v3 = std::mem::zeroed::<nvmlGpuInstanceProfileInfo_v3_st>();
+            v3.version = (size_of::<nvmlGpuInstanceProfileInfo_v3_st>() | (3 << 24)) as u32;
+            let code = lib.nvmlDeviceGetGpuInstanceProfileInfoV(handle, 2, (&raw mut v3).cast());
+            assert_eq!((code, v3.id, v3.instanceCount), (0, 9, 2));
+            assert_eq!(CStr::from_ptr(v3.name.as_ptr()), c"MIG 3g.40gb");
+            let (mut instances, mut count) = ([ptr::null_mut(); 7], 0);
+            let all = instances.as_mut_ptr();
+            assert_eq!(
+                lib.nvmlDeviceGetGpuInstances(handle, v3.id, all, &mut count),
+                0
+            );
+            for instance in &instances[..count as usize] {
+                assert_eq!(
+                    lib.nvmlGpuInstanceDestroy(*instance),
+                    19,
+                    "it has a compute instance"
+                );
+                let mut compute = ptr::null_mut();
+                let code = lib.nvmlGpuInstanceGetComputeInstanceById(*instance, 0, &mut compute);
+                assert_eq!(code, 0);
+                assert_eq!(lib.nvmlComputeInstanceDestroy(compute), 0);
+                assert_eq!(lib.nvmlComputeInstanceDestroy(compute), 2);
+                assert_eq!(lib.nvmlGpuInstanceDestroy(*instance), 0);
+            }
+        }
+        gpu.set_mig_mode(false).expect("Hopper needs no reset");
+        let lines = |text: &str| {
+            text.lines()
+                .filter(|line| !line.is_empty())
+                .map(String::from)
+                .collect::<Vec<_>>()
+        };
+        let after = std::fs::read_to_string(&file).expect("the inventory");
+        assert_eq!(lines(&after), lines(&before), "only MIG was changed");
+
+        // An Ampere GPU waits for a reset, which only `nvidia-smi` can do.
+        let a30 = nvml.device_by_index(1).expect("gpu 1");
+        let mut status = 0;
+        // SAFETY: as above.
+        let code = unsafe { lib.nvmlDeviceSetMigMode(a30.handle(), 1, &mut status) };
+        assert_eq!((code, status), (0, 16));
+        let mode = a30.mig_mode().expect("the mode");
+        assert_eq!((mode.current, mode.pending), (0, 1));
     });
 }
 

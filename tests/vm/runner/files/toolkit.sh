@@ -1,22 +1,14 @@
 #!/bin/sh
 # Part of the test harness: compiles NVIDIA's container toolkit from its Go module, packs it with its own packaging files
-# under NVIDIA's names, and leaves the packages in the directory `packages` of the current one: toolkit MODULE VERSION
-# REVISION
+# under NVIDIA's names, and leaves the packages in the directory `packages` of the current one: toolkit
+# DIRECTORY-OF-THE-MODULE MODULE VERSION REVISION
 set -eu
 here=$PWD
-module=$1
-version=$2
-packed=$2-$3
+directory=$1
+module=$2
+version=$3
+packed=$3-$4
 mkdir -p work/source packages
-
-# Go verifies it with its public checksum database.
-cd /
-answer=$(timeout 300 go mod download -json "$module@v$version") || {
-    printf '%s\n' "$answer" >&2
-    exit 1
-}
-directory=$(printf '%s\n' "$answer" | sed -n 's/^[[:space:]]*"Dir": "\(.*\)",\{0,1\}$/\1/p')
-: "${directory:?the output of go contains no module directory}"
 
 set --
 for name in nvidia-ctk nvidia-container-runtime nvidia-container-runtime-hook nvidia-cdi-hook; do

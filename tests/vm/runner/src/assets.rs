@@ -28,6 +28,7 @@ use crate::{
 pub const PRODUCT: &str = "gpu-bootstrap";
 const NVML: &str = "libfake_nvml.so";
 const CUDA: &str = "libfake_cuda.so";
+const SMI: &str = "mig-smi";
 
 /// Assets that the chosen cases need.
 #[derive(Clone, Debug, Default)]
@@ -279,6 +280,7 @@ pub fn prepare(
             fakes: Fakes {
                 nvml: bed.programs.join(NVML),
                 cuda: bed.programs.join(CUDA),
+                smi: bed.programs.join(SMI),
             },
         })
     })
@@ -378,7 +380,7 @@ fn programs(bed: &Bed, program: Program<'_>) -> Result<()> {
         fs::copy(from, &to)
             .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
     };
-    for name in [NVML, CUDA, "vm-pci"] {
+    for name in [NVML, CUDA, SMI, "vm-pci"] {
         copy(&target.join("debug").join(name), name)?;
     }
     match program {

@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::bed::Bed;
-use crate::golang;
 use crate::machine::Machine;
-use crate::sh::{Script, script};
+use crate::sh::{Script, path, script};
 use crate::simulation::INSIDE;
+use crate::{go_module, golang};
 
 /// The newest version that the Go module proxy serves completely. v0.20.0 has the same names of resources.
 const MODULE: &str = "github.com/NVIDIA/k8s-device-plugin";
@@ -18,8 +18,8 @@ const VERSION: &str = "0.19.3";
 
 const BUILD: Script = script!("device-plugin.sh");
 
-/// The limits of the script for the download and the compiler, and a margin for the rest, so that its own errors are reported.
-const LIMIT: Duration = Duration::from_secs(300 + 1500 + 120);
+/// The limit of the script for the compiler, and a margin for the rest, so that its own errors are reported.
+const LIMIT: Duration = Duration::from_secs(1500 + 120);
 
 const PROGRAMS: [&str; 2] = ["nvidia-device-plugin", "mps-control-daemon"];
 
@@ -28,7 +28,8 @@ pub fn build(bed: &Bed) -> Result<PathBuf> {
     let go = golang::version()?;
     let recipe = format!("{MODULE} {VERSION} {go}\n{}", BUILD.text);
     bed.cached("device-plugin", &recipe, None, |dir| {
-        let command = BUILD.run(&[MODULE, VERSION]);
+        let module = go_module::download(MODULE, &format!("v{VERSION}"))?;
+        let command = BUILD.run(&[&path(&module)]);
         let done = command.cwd(dir).deadline(LIMIT).ok();
         done.context("cannot build the device plugin").map(drop)
     })

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::simulation::{Fakes, INSIDE, devices, gpus, listing, program, write};
+use crate::simulation::{Fakes, INSIDE, devices, gpus, listing, program, put_smi, write};
 use crate::tables::{MachineSpec, Machines};
 use crate::{pci, simulation};
 
@@ -36,6 +36,7 @@ pub fn prepare(
     )?;
     fs::copy(&fakes.nvml, here.join("nvml.so")).context("cannot copy the fake NVML")?;
     fs::copy(&fakes.cuda, here.join("cuda.so")).context("cannot copy the fake CUDA")?;
+    put_smi(&here, fakes)?;
     let cuda: String = (machines.cuda_of_branch.iter())
         .map(|(branch, cuda)| format!("{branch} {cuda}\n"))
         .collect();

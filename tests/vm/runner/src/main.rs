@@ -18,6 +18,7 @@ mod debian;
 mod device_plugin;
 mod disk_image;
 mod documents;
+mod go_module;
 mod golang;
 mod group;
 mod image;

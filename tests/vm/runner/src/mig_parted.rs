@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::bed::Bed;
-use crate::golang;
 use crate::machine::Machine;
-use crate::sh::{Script, script};
+use crate::sh::{Script, path, script};
 use crate::simulation::INSIDE;
+use crate::{go_module, golang};
 
 /// The newest version that the Go module proxy serves completely. v0.15.0 has the same layout files.
 const MODULE: &str = "github.com/NVIDIA/mig-parted";
@@ -19,8 +19,8 @@ const VERSION: &str = "0.14.4";
 
 const BUILD: Script = script!("mig-parted.sh");
 
-/// The limits of the script for the download and the compiler, and a margin for the rest, so that its own errors are reported.
-const LIMIT: Duration = Duration::from_secs(300 + 900 + 120);
+/// The limit of the script for the compiler, and a margin for the rest, so that its own errors are reported.
+const LIMIT: Duration = Duration::from_secs(900 + 120);
 
 /// The copies of its layout files in the repository, which the script compares with the files of the module.
 const COPIES: &str = "tests/mig-parted";
@@ -43,9 +43,9 @@ pub fn build(bed: &Bed) -> Result<PathBuf> {
         recipe += &fs::read_to_string(&path)
             .with_context(|| format!("cannot read {}", path.display()))?;
     }
-    let copies = copies.to_string_lossy();
     bed.cached("mig-parted", &recipe, None, |dir| {
-        let command = BUILD.run(&[MODULE, VERSION, &modules, &copies]);
+        let module = go_module::download(MODULE, &format!("v{VERSION}"))?;
+        let command = BUILD.run(&[&path(&module), &modules, &path(&copies)]);
         let done = command.cwd(dir).deadline(LIMIT).ok();
         done.context("cannot build mig-parted").map(drop)
     })

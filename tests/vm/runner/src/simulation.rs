@@ -53,6 +53,7 @@ const PROGRAMS: [(&str, &str); 20] = [
     ),
     ("installed", include_str!("../files/installed.sh")),
     ("package", include_str!("../files/package.sh")),
+    ("mig-changed", include_str!("../files/mig-changed.sh")),
     ("mig-smi", include_str!("../files/mig-smi.sh")),
     ("vendors-only", include_str!("../files/vendors-only.sh")),
 ];
@@ -150,6 +151,8 @@ pub struct Fakes {
     pub nvml: PathBuf,
     /// Replaces `libcuda.so.1`.
     pub cuda: PathBuf,
+    /// Changes MIG like `nvidia-smi`.
+    pub smi: PathBuf,
 }
 
 /// A driver that is simulated as loaded.
@@ -198,7 +201,7 @@ pub fn load_driver(
     write(&here.join("fake-nvml.toml"), &inventory)?;
     library_side(root, &here, &driver.version, fakes, &inventory)?;
     write(&here.join("gpus"), &listing(functions))?;
-    programs(root, &here)?;
+    programs(root, &here, fakes)?;
     // The refresh unit of NVIDIA's toolkit looks for the modules of `uname -r`, the host kernel. The drop-in looks for
     // those of the machine's kernel.
     write(
@@ -376,9 +379,10 @@ fn library_side(
 }
 
 /// Replaces the programs that use the hardware through private interfaces: `nvidia-smi`, and the persistence daemon.
-fn programs(root: &Path, here: &Path) -> Result<()> {
+fn programs(root: &Path, here: &Path, fakes: &Fakes) -> Result<()> {
     let smi = here.join("nvidia-smi");
     program(&smi, SMI)?;
+    put_smi(here, fakes)?;
     for place in ["usr/lib/nvidia/current/nvidia-smi", "usr/bin/nvidia-smi"] {
         let real = root.join(place);
         if real.is_file() && !real.is_symlink() {
@@ -389,6 +393,12 @@ fn programs(root: &Path, here: &Path) -> Result<()> {
         &root.join("usr/lib/systemd/system/nvidia-persistenced.service.d/90-testbed.conf"),
         "[Service]\nType=exec\nPIDFile=\nExecStart=\nExecStart=/bin/sleep infinity\nExecStopPost=\n",
     )
+}
+
+/// Copies the program that `mig-smi` runs.
+pub(crate) fn put_smi(here: &Path, fakes: &Fakes) -> Result<()> {
+    fs::copy(&fakes.smi, here.join("fake-mig-smi")).context("cannot copy a program")?;
+    Ok(())
 }
 
 /// Overwrites a file in place, so that dpkg removes it like its own, and keeps the original.

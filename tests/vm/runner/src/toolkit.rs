@@ -8,21 +8,22 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::bed::Bed;
-use crate::golang;
-use crate::sh::{Script, script};
+use crate::sh::{Script, path, script};
 use crate::tables::Toolkit;
+use crate::{go_module, golang};
 
 const BUILD: Script = script!("toolkit.sh");
 
-/// For the download, the compiler and the packages, of which the script limits the first two.
-const LIMIT: Duration = Duration::from_secs(300 + 900 + 600);
+/// For the compiler, which the script limits, and the packages.
+const LIMIT: Duration = Duration::from_secs(900 + 600);
 
 /// Builds the directory with the toolkit's packages.
 pub fn build(bed: &Bed, spec: &Toolkit) -> Result<PathBuf> {
     let go = golang::version()?;
     let recipe = format!("{spec:?} {go} {}", BUILD.text);
     let dir = bed.cached("toolkit", &recipe, None, |dir| {
-        let command = BUILD.run(&[&spec.module, &spec.version, &spec.revision]);
+        let module = go_module::download(&spec.module, &format!("v{}", spec.version))?;
+        let command = BUILD.run(&[&path(&module), &spec.module, &spec.version, &spec.revision]);
         let done = command.cwd(dir).deadline(LIMIT).ok();
         done.context("cannot build the container toolkit").map(drop)
     })?;

@@ -1,8 +1,8 @@
 //! The properties of a GPU: names, addresses, memory, firmware, and its users.
 
 use nvml_wrapper_sys::bindings::{
-    nvmlBAR1Memory_st, nvmlDevice_t, nvmlMemory_st, nvmlMemory_v2_st, nvmlPciInfo_st,
-    nvmlProcessInfo_v1_st, nvmlProcessInfo_v2_st, nvmlReturn_t, nvmlUtilization_st,
+    nvmlBAR1Memory_st, nvmlMemory_st, nvmlMemory_v2_st, nvmlPciInfo_st, nvmlProcessInfo_v1_st,
+    nvmlProcessInfo_v2_st, nvmlReturn_t, nvmlUtilization_st,
 };
 
 use crate::call::{Answer, Asked, Code, exports};

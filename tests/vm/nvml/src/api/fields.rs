@@ -1,6 +1,6 @@
 //! `nvmlDeviceGetFieldValues`: readings by number.
 
-use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlFieldValue_st, nvmlReturn_t, nvmlValue_st};
+use nvml_wrapper_sys::bindings::{nvmlFieldValue_st, nvmlReturn_t, nvmlValue_st};
 
 use super::health::{pick, remapping};
 use crate::call::{Answer, Asked, Code, exports};

@@ -1,8 +1,8 @@
 //! The health of a GPU: ECC, rows and pages, temperature, power and clocks.
 
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlEccErrorCounts_st, nvmlEccSramErrorStatus_v1_t, nvmlMarginTemperature_v1_t,
-    nvmlReturn_t, nvmlRowRemapperHistogramValues_st, nvmlTemperature_v1_t,
+    nvmlEccErrorCounts_st, nvmlEccSramErrorStatus_v1_t, nvmlMarginTemperature_v1_t, nvmlReturn_t,
+    nvmlRowRemapperHistogramValues_st, nvmlTemperature_v1_t,
 };
 
 use super::device::switch;
@@ -225,7 +225,7 @@ pub fn pick(counts: &EccCounts, kind: u32, counter: u32) -> Answer<u64> {
 
 /// Rows are remapped from Ampere on, and NVML does not report them while MIG devices exist.
 pub fn remapping(it: &Asked<'_>) -> Answer {
-    let hidden = it.set.mig && !it.gpu.mig.devices.is_empty();
+    let hidden = it.gpu.mig.enabled && !it.gpu.mig.devices.is_empty();
     if !it.gpu.remaps_rows() || hidden {
         return Err(Code::NOT_SUPPORTED);
     }

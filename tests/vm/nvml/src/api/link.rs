@@ -74,12 +74,12 @@ exports! {
         let (other, _) = who(it.inventory, other)?;
         let linked = |gpu: &Gpu| gpu.nvlink.links.is_some_and(|links| links > 0);
         // 0 is OK, 5 is not supported.
-        let both = linked(it.gpu) && linked(&it.inventory.gpus[other]);
+        let both = linked(it.gpu) && linked(&it.inventory.gpus[other.gpu]);
         status.put(if both { 0 } else { 5 })
     };
     device nvmlDeviceGetTopologyCommonAncestor(other: nvmlDevice_t, level: Out<u32>) |it| {
         let (other, _) = who(it.inventory, other)?;
-        let same = it.inventory.gpus[other].numa_node == it.gpu.numa_node;
+        let same = it.inventory.gpus[other.gpu].numa_node == it.gpu.numa_node;
         // NVML_TOPOLOGY_NODE and NVML_TOPOLOGY_SYSTEM.
         level.put(if same { 40 } else { 50 })
     };

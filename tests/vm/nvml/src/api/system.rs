@@ -7,7 +7,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlSystemConfComputeSettings_v1_t,
 };
 
-use crate::call::{self, Answer, Code, exports, handle_of};
+use crate::call::{self, Answer, Code, Handle, Object, exports};
 use crate::gpu::address;
 use crate::pointer::{Given, Out, Text, version_of};
 use crate::state::{self, Library};
@@ -166,7 +166,7 @@ fn give(library: &Library, gpu: Option<usize>, handle: Out<nvmlDevice_t>) -> Ans
     if let Some(code) = library.inventory.faults.on_handle(gpu) {
         return Err(code);
     }
-    handle.put(handle_of(gpu, None))
+    handle.put(Handle::gpu(gpu).pack())
 }
 
 fn by_index(library: &Library, index: u32, handle: Out<nvmlDevice_t>) -> Answer {
@@ -182,11 +182,16 @@ fn by_uuid(library: &Library, uuid: &str, handle: Out<nvmlDevice_t>) -> Answer {
         if gpu.uuid == uuid {
             return give(library, Some(index), handle);
         }
-        let parts = &gpu.mig.devices;
-        if let Some(part) = parts.iter().position(|part| part.uuid == uuid)
-            && library.settings[index].mig
+        let mut parts = gpu.mig.devices.iter();
+        if let Some(part) = parts.find(|part| part.uuid == uuid)
+            && gpu.mig.enabled
         {
-            return handle.put(handle_of(index, Some(part)));
+            let id = part.gpu_instance.unwrap_or_default();
+            let of = Handle::gpu(index);
+            return handle.put(
+                of.instance(Object::MigDevice, id, part.compute_instance)
+                    .pack(),
+            );
         }
     }
     Err(Code::NOT_FOUND)

@@ -13,8 +13,8 @@ macro_rules! unsupported {
 }
 
 unsupported! {
-    nvmlComputeInstanceDestroy nvmlDeviceClearAccountingPids nvmlDeviceClearCpuAffinity
-    nvmlDeviceCreateGpuInstance nvmlDeviceCreateGpuInstanceWithPlacement nvmlDeviceDiscoverGpus
+    nvmlDeviceClearAccountingPids nvmlDeviceClearCpuAffinity
+    nvmlDeviceDiscoverGpus
     nvmlDeviceFreezeNvLinkUtilizationCounter nvmlDeviceGetAPIRestriction
     nvmlDeviceGetAccountingBufferSize nvmlDeviceGetAccountingMode nvmlDeviceGetAccountingPids
     nvmlDeviceGetAccountingStats nvmlDeviceGetAccountingStats_v2 nvmlDeviceGetActiveVgpus
@@ -32,9 +32,7 @@ unsupported! {
     nvmlDeviceGetFBCStats nvmlDeviceGetFanControlPolicy_v2 nvmlDeviceGetFanSpeed
     nvmlDeviceGetFanSpeedRPM nvmlDeviceGetFanSpeed_v2 nvmlDeviceGetGpcClkMinMaxVfOffset
     nvmlDeviceGetGpcClkVfOffset nvmlDeviceGetGpuFabricInfo_v4
-    nvmlDeviceGetGpuInstancePossiblePlacements
-    nvmlDeviceGetGpuInstanceProfileInfoByIdV nvmlDeviceGetGpuInstanceProfileInfoV
-    nvmlDeviceGetGpuInstanceRemainingCapacity
+    nvmlDeviceGetGpuInstanceProfileInfoByIdV
     nvmlDeviceGetGpuOperationMode nvmlDeviceGetGridLicensableFeatures
     nvmlDeviceGetGridLicensableFeatures_v2 nvmlDeviceGetGridLicensableFeatures_v3
     nvmlDeviceGetGridLicensableFeatures_v4 nvmlDeviceGetHandleByUUIDV nvmlDeviceGetHostVgpuMode
@@ -94,10 +92,10 @@ unsupported! {
     nvmlEventSetWait_v3 nvmlGetExcludedDeviceInfoByIndex nvmlGetVgpuCompatibility
     nvmlGetVgpuDriverCapabilities nvmlGetVgpuVersion nvmlGpmMetricsGet nvmlGpmMigSampleGet
     nvmlGpmQueryDeviceSupport nvmlGpmQueryIfStreamingEnabled nvmlGpmSampleAlloc nvmlGpmSampleFree
-    nvmlGpmSampleGet nvmlGpmSetStreamingEnabled nvmlGpuInstanceCreateComputeInstance
-    nvmlGpuInstanceCreateComputeInstanceWithPlacement nvmlGpuInstanceDestroy
+    nvmlGpmSampleGet nvmlGpmSetStreamingEnabled
+    nvmlGpuInstanceCreateComputeInstanceWithPlacement
     nvmlGpuInstanceGetActiveVgpus nvmlGpuInstanceGetComputeInstancePossiblePlacements
-    nvmlGpuInstanceGetComputeInstanceProfileInfoV nvmlGpuInstanceGetComputeInstanceRemainingCapacity
+    nvmlGpuInstanceGetComputeInstanceRemainingCapacity
     nvmlGpuInstanceGetCreatableVgpus
     nvmlGpuInstanceGetVgpuHeterogeneousMode nvmlGpuInstanceGetVgpuSchedulerLog
     nvmlGpuInstanceGetVgpuSchedulerLog_v2 nvmlGpuInstanceGetVgpuSchedulerState
