@@ -4,18 +4,17 @@
 # times are in seconds.
 set -eu
 
-# The second line of a DKMS log is the start of the build, its last change is the end.
+# The second line of a DKMS log is the start of the build, its last change is the end. Only Debian's driver is real.
 builds() {
     printf '{"timing":{"spans":['
     first=
-    for log in /var/lib/dkms/*/*/*/*/log/make.log; do
+    for log in /var/lib/dkms/nvidia-current/*/*/*/log/make.log; do
         [ -e "$log" ] || continue
         begin=$(date -d "$(sed -n 2p "$log")" +%s)
         end=$(stat -c %Y "$log")
         [ -z "$first" ] || printf ,
         : "${first:=$begin}"
-        name=${log#/var/lib/dkms/}
-        printf '{"begins":%d,"seconds":%d,"what":"build kernel module %s"}' "$((begin - first))" "$((end - begin))" "${name%%/*}"
+        printf '{"begins":%d,"seconds":%d,"what":"build kernel module"}' "$((begin - first))" "$((end - begin))"
     done
     echo ']}}'
 }
