@@ -465,7 +465,8 @@ mod tests {
         assert_eq!(picture.matches("<rect class=\"ours\"").count(), 3);
         assert!(!all[1].1.contains("computed"));
         assert!(
-            !picture.contains("second") && all[2].1.contains(">debian: a second install</text>")
+            !picture.contains("a second install")
+                && all[2].1.contains(">debian: a second install</text>")
         );
     }
 

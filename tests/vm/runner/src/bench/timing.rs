@@ -90,7 +90,7 @@ impl Timing {
                 [String::new(), seconds(action.seconds), what],
             )
         });
-        let long = |(taken, row)| (taken >= shortest).then_some(row);
+        let long = |(taken, row): (f64, [String; 3])| (taken >= shortest).then_some(row);
         steps.chain(actions).filter_map(long).collect()
     }
 
