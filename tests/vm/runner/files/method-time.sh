@@ -31,11 +31,11 @@ done | awk '
         split($2, time, ":")
         now = time[1] * 3600 + time[2] * 60 + time[3]
     }
-    # dnf logs the end of an action.
-    $3 == "SUBDEBUG" { label = "install " $5; sub(/-[0-9].*/, "", label) }
+    # dnf logs the end of an action. Before the first one, it downloads.
+    $3 == "SUBDEBUG" && kind == $3 { label = "install " $5; sub(/-[0-9].*/, "", label) }
     # The first line of a run of dpkg: before it, dpkg did nothing.
     $3 != "startup" && $4 != "triggers-pending" && label != "" && now > last { spent[label] += now - last }
-    { last = now }
+    { last = now; kind = $3 }
     $3 == "startup" { label = "" }
     $3 == "install" || $3 == "upgrade" { label = "unpack" }
     $3 == "configure" || $3 == "trigproc" { label = $3 " " $4; sub(/:.*/, "", label) }
