@@ -36,11 +36,11 @@ machines-long: vm
 	$(VM) test --tier long
 	cargo test --quiet --locked --workspace --test leaves_nothing -- --ignored --test-threads 1
 
-# Compares methods to prepare the same node, in one run: medians of RUNS runs, with the program of `make release`, as a
-# table and as charts in target/bench. LINK="200mbit 2gbit" limits the links of the machines. DISK="memory disk" has them on
-# disks where syncing a file takes no time, and on disks where it waits for the disk of the host. CASES="bench-packaged"
-# limits the cases. BEFORE=FILE also measures an earlier version of gpu-bootstrap.
-RUNS ?= 5
+# Compares methods to prepare the same node, in one run: medians of RUNS runs with each link and disk, with the program of
+# `make release`, as Markdown and as charts in target/bench. docs/tested.md explains the options.
+RUNS ?= 3
+LINK ?= 200mbit 2gbit
+DISK ?= memory disk
 bench: vm release
 	rm -rf target/bench
 	$(VM) bench $(CASES) --runs $(RUNS) $(addprefix --link ,$(LINK)) $(addprefix --disk ,$(DISK)) \

@@ -40,7 +40,7 @@ const PROGRAMS: [(&str, &str); 20] = [
         include_str!("../files/tell-containers.sh"),
     ),
     ("state", include_str!("../files/state.sh")),
-    ("compile-time", include_str!("../files/compile-time.sh")),
+    ("method-time", include_str!("../files/method-time.sh")),
     ("hold-lock", include_str!("../files/hold-lock.pl")),
     ("attack", include_str!("../files/attack.pl")),
     ("add-non-free", include_str!("../files/add-non-free.sh")),

@@ -7,8 +7,8 @@ use super::seconds;
 
 /// Positions and widths in pixels: the left end of the bars, the length of the longest line, the height of a row, and the
 /// position of the first part.
-const LEFT: f64 = 330.0;
-const LENGTH: f64 = 460.0;
+const LEFT: f64 = 430.0;
+const LENGTH: f64 = 400.0;
 const ROW: f64 = 26.0;
 const TOP: f64 = 92.0;
 
@@ -134,8 +134,8 @@ mod tests {
         chart.bar("install", [25.0, 20.0, 30.0], true);
         let picture = chart.svg();
         for part in [
-            "class=\"other\" x=\"330\" y=\"105\" width=\"230.0\"",
-            "class=\"ours\" x=\"330\" y=\"131\" width=\"115.0\"",
+            "class=\"other\" x=\"430\" y=\"105\" width=\"200.0\"",
+            "class=\"ours\" x=\"430\" y=\"131\" width=\"100.0\"",
             ">&lt;guides></text>",
             ">a &amp; b</text>",
             "50 (40 to 100)",

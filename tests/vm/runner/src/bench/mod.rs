@@ -19,6 +19,9 @@ pub const BEFORE: &str = ", earlier version";
 /// Parts of the names of the methods that are not ours or not current.
 const OTHERS: [&str; 3] = ["guides", "Ansible", BEFORE];
 
+/// The start of the names of methods that change nothing.
+const UNCHANGED: [&str; 2] = ["a second install", "check"];
+
 /// The method that the columns of the summary must have.
 const INSTALL: &str = "install";
 
@@ -218,7 +221,7 @@ impl Results {
         text
     }
 
-    /// The steps of our methods, each from the run with the median duration.
+    /// The steps of the current methods, each from the run with the median duration.
     fn breakdown(&self) -> String {
         let mut text = String::new();
         for method in &self.methods {
@@ -227,10 +230,8 @@ impl Results {
                 .runs
                 .iter()
                 .find(|run| same(run.measured.wall.as_secs_f64(), own));
-            let Some(timing) = middle
-                .and_then(|run| run.timing.as_ref())
-                .filter(|_| method.is_ours())
-            else {
+            let timing = middle.and_then(|run| run.timing.as_ref());
+            let Some(timing) = timing.filter(|_| !method.name.ends_with(BEFORE)) else {
                 continue;
             };
             let label = self.setting.label(self.processors);
@@ -257,32 +258,42 @@ pub fn report(all: &[Results]) -> String {
     text
 }
 
-/// A chart for each question, which is a group: the file name, and the picture with a part for each setting, and for the
-/// numbers of CPUs if the driver is compiled.
+/// A chart for each question: its file name, and its picture. A question is a group, or how long methods take that change
+/// nothing, which are too short for a bar next to the others. A chart has a part for each setting and, if the driver is
+/// compiled, for the numbers of CPUs in the first setting.
 pub fn charts(all: &[Results]) -> Vec<(String, String)> {
-    let groups = all.first().map(Results::groups).unwrap_or_default();
-    let picture = |group: &str| {
+    let mut charts = Vec::new();
+    let Some(first) = all.first() else {
+        return charts;
+    };
+    for group in first.groups() {
         let mut chart = Chart::new(group);
         for results in all {
             chart.part(&results.setting.label(results.processors));
-            for method in results.of_group(group) {
+            for method in results.of_group(group).filter(|one| !one.is_unchanged()) {
                 chart.bar(method.method(), method.wall(), method.is_ours());
             }
         }
-        for (results, cpus) in all.iter().flat_map(|one| MODELED.map(|cpus| (one, cpus))) {
-            if !results.of_group(group).any(Method::compiles) {
-                continue;
-            }
-            chart.part(&format!("{}, computed", results.setting.label(cpus)));
-            for method in results.of_group(group) {
-                if let Some(modeled) = method.modeled(results.processors, cpus) {
+        let compiled = || first.of_group(group).filter(|method| method.compiles());
+        for cpus in MODELED.into_iter().filter(|_| compiled().next().is_some()) {
+            chart.part(&format!("{}, computed", first.setting.label(cpus)));
+            for method in compiled() {
+                if let Some(modeled) = method.modeled(first.processors, cpus) {
                     chart.bar(method.method(), modeled, method.is_ours());
                 }
             }
         }
-        (file(group), chart.svg())
-    };
-    groups.into_iter().map(picture).collect()
+        charts.push((file(group), chart.svg()));
+    }
+    let mut chart = Chart::new("Runs that change nothing");
+    for results in all {
+        chart.part(&results.setting.label(results.processors));
+        for method in results.methods.iter().filter(|one| one.is_unchanged()) {
+            chart.bar(&method.name, method.wall(), method.is_ours());
+        }
+    }
+    charts.push((file("unchanged"), chart.svg()));
+    charts
 }
 
 /// The file name of a group's chart.
@@ -308,6 +319,11 @@ impl Method {
     /// Whether it is a method of this version of gpu-bootstrap.
     fn is_ours(&self) -> bool {
         !OTHERS.iter().any(|other| self.method().contains(other))
+    }
+
+    /// Whether it changes nothing.
+    fn is_unchanged(&self) -> bool {
+        UNCHANGED.iter().any(|one| self.method().starts_with(one))
     }
 
     fn compiles(&self) -> bool {
@@ -410,6 +426,7 @@ mod tests {
             let install = vec![
                 row("debian: install", install - 10, Some(8)),
                 row("debian: install", 10, None),
+                row("debian: a second install", 2, None),
                 row("check: one GPU", 2, None),
             ];
             results.add(install, "");
@@ -423,7 +440,7 @@ mod tests {
         let text = report(&[results()]);
         for line in [
             "| median in seconds; 2 CPUs, 200mbit, no fsync cost | debian |\n|---|---|\n",
-            "| the guides' commands | 100 |\n| install | 40 |\n| install, earlier version | 60 |\n",
+            "| the guides' commands | 100 |\n| install | 40 |\n| a second install | 2.0 |\n| install, earlier version | 60 |\n",
             "| debian: the guides' commands | 100 | 80, 120 | 1.00 | 52 | 38 | 1.0 | 2.0 | 30 | 100 | 3 |\n",
             "| debian: install | 40 | 20, 50 | 0.40 | 34 | 32 | 2.0 | 4.0 | 60 | 30 | 3 |\n",
             "| debian: install, earlier version | 60 | 60, 60 | 0.60 |  |  | 1.0 |",
@@ -438,7 +455,7 @@ mod tests {
     fn each_question_has_its_chart() {
         let all = charts(&[results()]);
         let files: Vec<&str> = all.iter().map(|(file, _)| &**file).collect();
-        assert_eq!(files, ["debian.svg", "check.svg"]);
+        assert_eq!(files, ["debian.svg", "check.svg", "unchanged.svg"]);
         let picture = &all[0].1;
         assert!(
             picture.contains(">install, earlier version</text>"),
@@ -447,6 +464,10 @@ mod tests {
         // As measured, and computed for two numbers of CPUs.
         assert_eq!(picture.matches("<rect class=\"ours\"").count(), 3);
         assert!(!all[1].1.contains("computed"));
+        assert!(
+            !picture.contains("a second install")
+                && all[2].1.contains(">debian: a second install</text>")
+        );
     }
 
     #[test]

@@ -9,16 +9,30 @@ use super::seconds;
 /// The start of the description of a step that compiles (`Change::BuildModule` of gpu-bootstrap).
 const COMPILES: &str = "build kernel module";
 
-/// The steps of a method, from the document of `status --timing --format json`.
-#[derive(Clone, Debug, Deserialize)]
+/// The steps of a method, from the documents of `files/method-time.sh`.
+#[derive(Clone, Debug)]
 pub struct Timing {
+    spans: Vec<Span>,
+    /// Actions of the package manager, within the steps.
+    packages: Vec<Action>,
+}
+
+/// A document of `status --timing --format json`, or with the actions of the package manager.
+#[derive(Deserialize)]
+struct Document {
+    timing: Option<Spans>,
+    packages: Option<Vec<Action>>,
+}
+
+#[derive(Deserialize)]
+struct Spans {
     spans: Vec<Span>,
 }
 
-/// The part of the document that is needed here.
-#[derive(Deserialize)]
-struct Document {
-    timing: Timing,
+#[derive(Clone, Debug, Deserialize)]
+struct Action {
+    seconds: f64,
+    what: String,
 }
 
 /// A step. Steps may overlap.
@@ -44,29 +58,40 @@ impl Span {
 }
 
 impl Timing {
-    /// Reads the document.
+    /// Reads the documents.
     pub fn read(text: &str) -> Result<Timing> {
-        let document: Document =
-            serde_json::from_str(text).context("this is not a document of `status --timing`")?;
-        let mut timing = document.timing;
-        timing
-            .spans
-            .sort_by(|one, other| one.begins.total_cmp(&other.begins));
-        Ok(timing)
+        let (mut spans, mut packages) = (None, Vec::new());
+        for document in serde_json::Deserializer::from_str(text).into_iter::<Document>() {
+            let document = document.context("these are not documents of `method-time`")?;
+            spans = document.timing.map(|timing| timing.spans).or(spans);
+            packages.extend(document.packages.into_iter().flatten());
+        }
+        let mut spans = spans.context("`method-time` printed no steps")?;
+        spans.sort_by(|one, other| one.begins.total_cmp(&other.begins));
+        packages.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
+        Ok(Timing { spans, packages })
     }
 
-    /// Start, duration and description of the steps that take at least this many seconds. Those on the critical path are
-    /// bold.
+    /// Start, duration and description of the steps that take at least this many seconds, those on the critical path in
+    /// bold, and of the actions of the package manager.
     pub fn steps(&self, shortest: f64) -> Vec<[String; 3]> {
-        let long = |span: &&Span| span.seconds >= shortest;
-        let told = |span: &Span| {
-            let what = match span.critical {
-                true => format!("**{}**", span.what),
-                false => span.what.clone(),
-            };
-            [seconds(span.begins), seconds(span.seconds), what]
-        };
-        self.spans.iter().filter(long).map(told).collect()
+        let steps = self.spans.iter().map(|span| {
+            let mark = if span.critical { "**" } else { "" };
+            let what = format!("{mark}{}{mark}", span.what);
+            (
+                span.seconds,
+                [seconds(span.begins), seconds(span.seconds), what],
+            )
+        });
+        let actions = self.packages.iter().map(|action| {
+            let what = format!("of these, {}", action.what);
+            (
+                action.seconds,
+                [String::new(), seconds(action.seconds), what],
+            )
+        });
+        let long = |(taken, row): (f64, [String; 3])| (taken >= shortest).then_some(row);
+        steps.chain(actions).filter_map(long).collect()
     }
 
     /// Whether a step compiles.
@@ -111,7 +136,9 @@ mod tests {
             .collect();
         let document =
             serde_json::json!({ "schema": 1, "timing": { "seconds": 1.0, "spans": spans } });
-        Timing::read(&document.to_string()).unwrap()
+        let packages =
+            r#"{"packages":[{"what":"configure a","seconds":1},{"what":"unpack","seconds":9}]}"#;
+        Timing::read(&format!("{document}\n{packages}")).unwrap()
     }
 
     const BUILD: &str = "build kernel module `nvidia-current` for 6.1.0";
@@ -126,6 +153,15 @@ mod tests {
         assert!((alone.saved(4.0) - 60.0).abs() < 1e-9);
         assert!((alone.saved(1.0)).abs() < 1e-9);
         assert!(alone.compiles());
+        assert_eq!(
+            alone.steps(2.0),
+            [
+                ["0.0", "20", "**install `a`**"],
+                ["21", "80", &format!("**{BUILD}**")],
+                ["102", "3.0", "**probe**"],
+                ["", "9.0", "of these, unpack"],
+            ]
+        );
         let none = timing(&[(0.0, 20.0, "install `a`")]);
         assert!(!none.compiles() && none.saved(32.0).abs() < 1e-9);
     }
@@ -144,7 +180,7 @@ mod tests {
 
     #[test]
     fn other_documents_are_rejected() {
-        for text in ["", "{}", r#"{"status":{}}"#] {
+        for text in ["", "{}", r#"{"packages":[]}"#] {
             assert!(Timing::read(text).is_err(), "{text}");
         }
     }
