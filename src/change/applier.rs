@@ -246,6 +246,7 @@ impl ApplyChanges for Applier {
                 Simulation::Rejected(error) => Err(error),
                 Simulation::Approved(_) | Simulation::Unknown(_) => Ok(()),
             },
+            Change::BuildPackage { build } => self.dry_run_package(build).await,
             Change::PartitionGpus { partition } => self.dry_run_partition(partition).await,
             Change::LeaveService { leave } => self.dry_run_leave(leave).await,
             Change::MaskUnit { unit } | Change::RestartUnit { unit } => {
@@ -294,6 +295,7 @@ impl ApplyChanges for Applier {
             Change::PartitionGpus { partition } => self.capture_partition(partition).await,
             Change::RebuildInitramfs { kernels } => Ok(Self::capture_initramfs(kernels)),
             Change::BuildModule { module, kernel } => self.capture_build(module, kernel).await,
+            Change::BuildPackage { build } => self.capture_package(build),
             Change::RunTool {
                 purpose,
                 writes,
@@ -359,6 +361,7 @@ impl ApplyChanges for Applier {
                 self.pause_for_run().await?;
                 self.build_module(module, kernel, sink).await?;
             }
+            Change::BuildPackage { build } => self.build_package(build).await?,
             Change::RunTool {
                 purpose,
                 command,

@@ -15,6 +15,7 @@ mod install;
 mod inventory;
 mod lists;
 mod merge;
+mod module_package;
 mod record;
 mod reduce;
 mod repair;

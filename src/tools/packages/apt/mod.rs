@@ -1,6 +1,7 @@
 //! `apt-get` on top of `dpkg`: Debian and Ubuntu.
 
 mod archive;
+mod builder;
 mod commands;
 mod database;
 mod estimate;
@@ -19,7 +20,7 @@ mod sources;
 mod unattended_upgrades;
 mod version;
 
-use super::{Backend, Updater, mirrors::Mirrors};
+use super::{Backend, Builder, Updater, mirrors::Mirrors};
 
 /// The apt backend.
 #[derive(Debug)]
@@ -40,5 +41,9 @@ impl Backend for Apt {
 
     fn mirrors(&self) -> Option<&dyn Mirrors> {
         Some(&mirrors::AptMirrors)
+    }
+
+    fn builder(&self) -> Option<&dyn Builder> {
+        Some(self)
     }
 }
