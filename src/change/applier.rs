@@ -20,7 +20,7 @@ use super::{
     file,
     labels::written,
     mig::partition,
-    packages::{Lists, OwnHolds, QueryCache, Reduced, Simulation, WantedPackages},
+    packages::{Lists, OwnHolds, PrebuiltModules, QueryCache, Reduced, Simulation, WantedPackages},
     probe::ProbeCaller,
 };
 use crate::{
@@ -53,6 +53,8 @@ pub struct Applier {
     pub(super) pausing: Arc<tokio::sync::Mutex<()>>,
     /// The results of queries. Only set in an applier for one dry run, or for the approval of one transaction.
     pub(super) cache: Option<Arc<QueryCache>>,
+    /// Prebuilt modules that the dry run has fetched and verified, by package file, until the package is built.
+    pub(super) prebuilt: Arc<Mutex<PrebuiltModules>>,
     /// The packages that the run needs. `None` if they are unknown; then no source may fail.
     pub(super) wanted: Option<Arc<WantedPackages>>,
 }
@@ -85,6 +87,7 @@ impl Applier {
             lacks_fleet_lock: Arc::default(),
             pausing: Arc::default(),
             cache: None,
+            prebuilt: Arc::default(),
             wanted: None,
         }
     }

@@ -337,7 +337,14 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::desired::Desired, host::fake, steps::fixtures};
+    use crate::{
+        config::desired::Desired,
+        host::fake,
+        steps::{
+            fixtures,
+            specs::fixtures::{packages as installed_packages, specs},
+        },
+    };
 
     const SOURCE: &str = "https://modules.example/gpu";
 
@@ -445,6 +452,54 @@ mod tests {
         assert!((step().wants)(&Change::RepairPackages, &want));
         want.driver.as_mut().expect("a driver").prebuilt = None;
         assert!(!(step().wants)(&Change::RepairPackages, &want));
+    }
+
+    const PACKAGE: &str = "nvidia-prebuilt-modules-6.1.0-44-amd64";
+
+    fn packages_answer(installed: &[&str], built: &[(&str, &str)], has_builds: bool) -> Assessment {
+        let mut want = wanted();
+        let driver = want.driver.as_mut().expect("a driver");
+        driver.compiled_as = None;
+        driver.prebuilt_instead_of = Some("nvidia-kernel-dkms".to_owned());
+        driver.packages = specs(&["nvidia-smi=535.*", &format!("{PACKAGE}=535.*")]);
+        let built = built
+            .iter()
+            .map(|(name, version)| ((*name).to_owned(), (*version).to_owned()));
+        let state = PackagesState {
+            installed: installed_packages(installed),
+            built: built.collect(),
+            machine: Some(("debian".to_owned(), "x86_64".to_owned())),
+            has_builds,
+        };
+        let driver = want.driver.as_ref().expect("a driver");
+        let spec = driver.prebuilt.as_ref().expect("a spec");
+        decide_packages(&state, driver, "nvidia-kernel-dkms", spec, &want)
+    }
+
+    #[test]
+    fn package_is_built_for_each_kernel_without_one() {
+        let version_to_build = |installed: &[&str], built: &[(&str, &str)]| {
+            let (why, changes) = packages_answer(installed, built, false).expect_needs();
+            assert!(why.contains("instead of nvidia-kernel-dkms"), "{why}");
+            match &changes[..] {
+                [Change::RefreshRepositories, Change::BuildPackage { build }] => {
+                    assert_eq!(build.name, PACKAGE);
+                    assert_eq!(build.instead_of.name, "nvidia-kernel-dkms");
+                    build.instead_of.version.clone().unwrap_or_default()
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(version_to_build(&[], &[]), "535.*");
+        assert_eq!(version_to_build(&[], &[(PACKAGE, "530.1-1")]), "535.*");
+        // The installed driver may be held at a version that is no longer available.
+        let driver = ["nvidia-smi=535.247.01-1~deb12u1"];
+        assert_eq!(version_to_build(&driver, &[]), "535.247.01-*");
+        packages_answer(&[], &[(PACKAGE, "535.261.03-1")], false).expect_satisfied();
+        packages_answer(&[&format!("{PACKAGE}=535.261.03-1")], &[], false).expect_satisfied();
+        let (why, hint) = packages_answer(&[], &[], true).expect_blocked();
+        assert!(why.contains("DKMS has built"), "{why}");
+        assert!(hint.contains("gpu-bootstrap uninstall"), "{hint}");
     }
 
     #[test]

@@ -36,6 +36,7 @@ pub use holds::Unhold;
 pub(super) use lists::Lists;
 pub use lists::WantedPackages;
 pub use merge::{Merged, merge};
+pub(super) use module_package::PrebuiltModules;
 pub use reduce::Reduced;
 pub use streams::RestoreStream;
 

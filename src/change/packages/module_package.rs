@@ -1,5 +1,9 @@
 //! Builds packages with prebuilt modules. The transaction of the driver installs them.
 
+use std::{collections::BTreeMap, sync::PoisonError};
+
+use camino::Utf8PathBuf;
+
 use crate::{
     change::{Applier, ChangeError, FileAfter, Undo},
     error::one_line,
@@ -16,6 +20,9 @@ use crate::{
         prebuilt::BuildTarget,
     },
 };
+
+/// Prebuilt modules with their driver version, by package file.
+pub(in crate::change) type PrebuiltModules = BTreeMap<Utf8PathBuf, (DriverVersion, Fetched)>;
 
 /// The reason if no source has matching modules.
 const NO_MODULES: &str = "no-prebuilt-modules";
@@ -131,9 +138,21 @@ impl Applier {
             None => configured(build),
         };
         match driver {
-            Some(driver) => self.modules_of(build, driver).await.map(|_| ()),
+            Some(driver) => {
+                let fetched = self.modules_of(build, driver.clone()).await?;
+                let mut known = self.prebuilt.lock().unwrap_or_else(PoisonError::into_inner);
+                known.insert(build.path.clone(), (driver, fetched));
+                Ok(())
+            }
             None => Ok(()),
         }
+    }
+
+    /// Returns the modules that the dry run has fetched for this driver.
+    fn fetched(&self, build: &PackageBuild, driver: &DriverVersion) -> Option<Fetched> {
+        let mut known = self.prebuilt.lock().unwrap_or_else(PoisonError::into_inner);
+        let (of, fetched) = known.remove(&build.path)?;
+        (of == *driver).then_some(fetched)
     }
 
     pub(in crate::change) fn capture_package(
@@ -159,7 +178,10 @@ impl Applier {
             ));
         };
         let driver = driver_of(build, &relations)?;
-        let Fetched { modules, .. } = self.modules_of(build, driver).await?;
+        let Fetched { modules, .. } = match self.fetched(build, &driver) {
+            Some(fetched) => fetched,
+            None => self.modules_of(build, driver).await?,
+        };
         let directory = kmod::directory_of(build.kernel.as_str()).join(kmod::MODULE_FOLDERS[0]);
         let files = modules
             .into_iter()

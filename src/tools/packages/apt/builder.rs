@@ -77,9 +77,7 @@ fn script(verb: &str, kernel: &str) -> String {
         "configure" => format!("-d /lib/modules/{kernel}"),
         _ => format!("-e /lib/modules/{kernel}/modules.dep"),
     };
-    format!(
-        "#!/bin/sh\nset -e\nif [ \"$1\" = {verb} ] && [ {needed} ]; then depmod {kernel}; fi\n"
-    )
+    format!("#!/bin/sh\nset -e\nif [ \"$1\" = {verb} ] && [ {needed} ]; then depmod {kernel}; fi\n")
 }
 
 fn header(kind: tar::EntryType, mode: u32, size: usize) -> tar::Header {
