@@ -122,7 +122,7 @@ fn read(bytes: &[u8]) -> Package {
         .collect();
     let kernel = (paths.iter())
         .find_map(|path| {
-            path.strip_prefix("./lib/modules/")?
+            path.strip_prefix("lib/modules/")?
                 .strip_suffix("/updates/dkms/nvidia.ko")
         })
         .expect("the driver module");

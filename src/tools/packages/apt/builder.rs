@@ -93,9 +93,9 @@ fn header(kind: tar::EntryType, mode: u32, size: usize) -> tar::Header {
 
 fn control_archive(package: &ModulePackage) -> io::Result<Vec<u8>> {
     let files = [
-        ("./control", 0o644, control(package)),
-        ("./postinst", 0o755, script("configure", &package.kernel)),
-        ("./postrm", 0o755, script("remove", &package.kernel)),
+        ("control", 0o644, control(package)),
+        ("postinst", 0o755, script("configure", &package.kernel)),
+        ("postrm", 0o755, script("remove", &package.kernel)),
     ];
     let mut archive = tar::Builder::new(Vec::new());
     for (name, mode, text) in files {
@@ -106,7 +106,7 @@ fn control_archive(package: &ModulePackage) -> io::Result<Vec<u8>> {
 }
 
 fn data_archive(package: &ModulePackage) -> io::Result<Vec<u8>> {
-    let relative = |path: &Utf8Path| format!("./{}", path.as_str().trim_start_matches('/'));
+    let relative = |path: &Utf8Path| path.as_str().trim_start_matches('/').to_owned();
     let mut archive = tar::Builder::new(Vec::new());
     let directories: BTreeSet<&Utf8Path> = (package.files.iter())
         .flat_map(|(path, _)| path.ancestors().skip(1))
@@ -332,10 +332,10 @@ Depends: dkms
         let paths: Vec<String> = (data.entries().unwrap())
             .map(|one| String::from_utf8_lossy(&one.unwrap().path_bytes()).into_owned())
             .collect();
-        assert_eq!(paths[0], "./lib/");
+        assert_eq!(paths[0], "lib/");
         assert_eq!(
             paths.last().map(String::as_str),
-            Some("./lib/modules/6.1.0-44-amd64/updates/dkms/nvidia-current.ko")
+            Some("lib/modules/6.1.0-44-amd64/updates/dkms/nvidia-current.ko")
         );
         // A power loss may truncate the file.
         for end in [0, 8, 70, 200, file.len() - 1024] {
