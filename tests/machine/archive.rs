@@ -489,11 +489,8 @@ pub fn show(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
         let mut depends: Vec<String> = (package.depends.iter())
             .map(|one| one.replace(" = self", &own))
             .collect();
-        if let Some((_, driver)) = &package.module {
-            let common = depends
-                .iter_mut()
-                .find(|name| name.starts_with("nvidia-kernel-common-"));
-            let common = common.expect("a dependency of the module");
+        let common = (depends.iter_mut()).find(|name| name.starts_with("nvidia-kernel-common-"));
+        if let (Some((_, driver)), Some(common)) = (&package.module, common) {
             *common = format!("{common} (>= {driver})");
         }
         said.push_str(&format!(
