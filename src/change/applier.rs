@@ -20,7 +20,7 @@ use super::{
     file,
     labels::written,
     mig::partition,
-    packages::{Lists, OwnHolds, QueryCache, Reduced, Simulation, WantedPackages},
+    packages::{Lists, OwnHolds, PrebuiltModules, QueryCache, Reduced, Simulation, WantedPackages},
     probe::ProbeCaller,
 };
 use crate::{
@@ -56,6 +56,8 @@ pub struct Applier {
     pub(super) cache: Option<Arc<QueryCache>>,
     /// The requested packages of the transaction whose packages were downloaded early.
     pub(super) downloaded_early: Arc<Mutex<Vec<String>>>,
+    /// Prebuilt modules that the dry run has fetched and verified, by package file, until the package is built.
+    pub(super) prebuilt: Arc<Mutex<PrebuiltModules>>,
     /// The packages that the run needs. `None` if they are unknown; then no source may fail.
     pub(super) wanted: Option<Arc<WantedPackages>>,
 }
@@ -89,6 +91,7 @@ impl Applier {
             pausing: Arc::default(),
             cache: None,
             downloaded_early: Arc::default(),
+            prebuilt: Arc::default(),
             wanted: None,
         }
     }
@@ -254,6 +257,7 @@ impl ApplyChanges for Applier {
                 Simulation::Rejected(error) => Err(error),
                 Simulation::Approved(_) | Simulation::Unknown(_) => Ok(()),
             },
+            Change::BuildPackage { build } => self.dry_run_package(build).await,
             Change::PartitionGpus { partition } => self.dry_run_partition(partition).await,
             Change::LeaveService { leave } => self.dry_run_leave(leave).await,
             Change::MaskUnit { unit } | Change::RestartUnit { unit } => {
@@ -303,6 +307,7 @@ impl ApplyChanges for Applier {
             Change::PartitionGpus { partition } => self.capture_partition(partition).await,
             Change::RebuildInitramfs { kernels } => Ok(Self::capture_initramfs(kernels)),
             Change::BuildModule { module, kernel } => self.capture_build(module, kernel).await,
+            Change::BuildPackage { build } => self.capture_package(build),
             Change::RunTool {
                 purpose,
                 writes,
@@ -369,6 +374,7 @@ impl ApplyChanges for Applier {
                 self.pause_for_run().await?;
                 self.build_module(module, kernel, sink).await?;
             }
+            Change::BuildPackage { build } => self.build_package(build).await?,
             Change::RunTool {
                 purpose,
                 command,

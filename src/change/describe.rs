@@ -73,6 +73,9 @@ impl Change {
             Self::BuildModule { module, kernel } => {
                 format!("build kernel module `{module}` for {kernel}")
             }
+            Self::BuildPackage { build } => {
+                format!("build package `{}` with prebuilt modules", build.name)
+            }
             Self::RunTool {
                 purpose, command, ..
             } => format!("{purpose} (`{}`)", command.join(" ")),

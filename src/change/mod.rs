@@ -66,6 +66,7 @@ pub use unit::RestoreUnit;
 
 use crate::{
     config::desired::{PackageSpec, Repository},
+    modules::package::PackageBuild,
     runtimes::archive::ImageArchive,
 };
 
@@ -159,6 +160,11 @@ kinds! {
         module: String,
         /// Kernel release.
         kernel: String,
+    },
+    /// Build a package with prebuilt modules. The installation of the driver also installs it.
+    "build-package" => BuildPackage {
+        /// The modules and their sources.
+        build: PackageBuild,
     },
     /// Run a tool that writes only these files.
     "run-tool" => RunTool {

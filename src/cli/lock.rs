@@ -48,6 +48,12 @@ pub(super) async fn run(
     };
     let target = prepare::target(host, env, request).await?;
     let (desired, facts) = (&target.resolution.desired, target.facts());
+    if (desired.driver.as_ref()).is_some_and(|driver| driver.prebuilt_instead_of.is_some()) {
+        return Err(not_locked(
+            "`driver.prebuilt.only` is set, and no repository offers packages that are built on each machine",
+            "create the lock file on a node that compiles its modules, or set `driver.version` on the nodes",
+        ));
+    }
     let database = target.database().await?;
     let system = system(facts)?;
     let packages = packages(&node, desired, &system, &database);

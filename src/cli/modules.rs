@@ -20,16 +20,15 @@ use crate::{
     error::one_line,
     exit::Exit,
     facts::gather,
-    host::{Files, FilesError, Host, digest::sha256, trusted::refuse_foreign},
+    host::{Files, FilesError, Host, trusted::refuse_foreign},
     modules::{
-        BUILDS_UNREADABLE, Built, Packed, Registry, SOURCE_TIME_LIMIT, archive, built, compiler,
+        BUILDS_UNREADABLE, Built, Packed, Registry, SOURCE_TIME_LIMIT, built,
+        fetch::{Fetched, Requirements},
         pack, private_key,
     },
     tools::{
-        kmod,
-        module_file::modinfo,
         oci,
-        prebuilt::{self, BuildTarget, KernelInterface, Modules, SAYS, TOOK, Trust},
+        prebuilt::{BuildTarget, Modules, SAYS, TOOK, Trust},
     },
 };
 
@@ -244,111 +243,36 @@ async fn taken(
     purpose: BuildTarget,
     time_limit: Duration,
 ) -> (bool, String) {
-    let archive = purpose.archive();
-    let requirements = match Requirements::of(host, args, purpose).await {
+    let names = args.places.iter().map(|place| place.module.clone());
+    let trust = Trust {
+        keys: args.public_key.clone(),
+        not_before: args.not_before,
+    };
+    let compiled = |why: String| (false, format!("compiled, because {why}"));
+    let requirements = Requirements::of(host, purpose, Some(names.collect()), trust).await;
+    let requirements = match requirements {
         Ok(requirements) => requirements,
         Err(error) => {
-            return (
-                false,
-                format!(
-                    "compiled, because the kernel cannot be inspected: {}",
-                    one_line(&error)
-                ),
-            );
+            let why = one_line(&error);
+            return compiled(format!("the kernel cannot be inspected: {why}"));
         }
     };
-    let mut whys = Vec::new();
-    for source in &args.source {
-        let asked = tokio::time::timeout(time_limit, requirements.fetch_from(host, source)).await;
-        let asked =
-            asked.unwrap_or_else(|_| Err(format!("it took more than {} s", time_limit.as_secs())));
-        match asked
-            .and_then(|taken| put(&*host.files, &args.places, &taken.modules).map(|()| taken))
-        {
-            Ok(Fetched { modules, digest }) => {
-                let names: Vec<&str> = modules.keys().map(String::as_str).collect();
-                return (
-                    true,
-                    format!("{TOOK}{} from {source} ({digest})", names.join(", ")),
-                );
-            }
-            Err(why) => whys.push(format!("{source}: {why}")),
-        }
+    let Fetched {
+        modules,
+        digest,
+        source,
+    } = match requirements.fetch(host, &args.source, time_limit).await {
+        Ok(fetched) => fetched,
+        Err(why) => return compiled(why),
+    };
+    if let Err(why) = put(&*host.files, &args.places, &modules) {
+        return compiled(format!("the modules cannot be written: {why}"));
     }
+    let names: Vec<&str> = modules.keys().map(String::as_str).collect();
     (
-        false,
-        format!(
-            "compiled, because no source had a matching {archive}: {}",
-            whys.join("; ")
-        ),
+        true,
+        format!("{TOOK}{} from {source} ({digest})", names.join(", ")),
     )
-}
-
-/// Modules from a source.
-struct Fetched {
-    modules: Modules,
-    /// The digest of the archive in the form `sha256:HEX`.
-    digest: String,
-}
-
-/// The requirements for modules from a source.
-struct Requirements {
-    purpose: BuildTarget,
-    compiler: Option<String>,
-    kernel: KernelInterface,
-    names: Vec<String>,
-    /// Without keys, archives need no signature.
-    trust: Trust,
-}
-
-impl Requirements {
-    async fn of(
-        host: &Host,
-        args: &args::FetchArgs,
-        purpose: BuildTarget,
-    ) -> Result<Self, FilesError> {
-        let release = args.kernel.as_str();
-        Ok(Self {
-            compiler: compiler(&*host.files, release)?,
-            kernel: kernel(host, release).await?,
-            names: args
-                .places
-                .iter()
-                .map(|place| place.module.clone())
-                .collect(),
-            trust: Trust {
-                keys: args.public_key.clone(),
-                not_before: args.not_before,
-            },
-            purpose,
-        })
-    }
-
-    /// Fetches the modules from a source and checks them. They stay in memory, so that exactly the checked bytes are
-    /// written.
-    async fn fetch_from(&self, host: &Host, source: &str) -> Result<Fetched, String> {
-        let name = self.purpose.archive();
-        let unsigned = self.trust.keys.is_empty();
-        // The configuration also rejects this, but it is not read here.
-        if unsigned && source.starts_with("http://") {
-            return Err("without `--public-key`, a URL must not start with `http://`".to_owned());
-        }
-        let (archive, _) = archive(host, source, &name, &self.trust).await?;
-        let modules = prebuilt::unpack(
-            &archive,
-            &self.purpose,
-            self.compiler.as_deref(),
-            &self.names,
-        );
-        let modules = modules.map_err(|why| format!("`{name}`: {why}"))?;
-        self.kernel
-            .accepts(&modules)
-            .map_err(|why| format!("`{name}`: {why}"))?;
-        Ok(Fetched {
-            modules,
-            digest: format!("sha256:{}", sha256(&archive)),
-        })
-    }
 }
 
 /// Writes the modules to the paths where a build would create them.
@@ -366,53 +290,6 @@ fn put(files: &dyn Files, places: &[args::FetchedModule], modules: &Modules) -> 
     Ok(())
 }
 
-/// Reads the data that decides which modules a kernel accepts.
-async fn kernel(host: &Host, release: &str) -> Result<KernelInterface, FilesError> {
-    let headers = kmod::directory_of(release).join("build");
-    let read = |name: &str| host.files.read_lossy(&headers.join(name));
-    let symbols = read("Module.symvers")?;
-    let own = read("include/generated/utsrelease.h")?;
-    Ok(KernelInterface {
-        release: (own.as_deref().and_then(prebuilt::release))
-            .unwrap_or(release)
-            .to_owned(),
-        magic: magic(host, release).await?,
-        symbols: symbols
-            .map(|text| prebuilt::symbols(&text))
-            .unwrap_or_default(),
-    })
-}
-
-/// Returns the `vermagic` of the in-tree modules of a kernel.
-async fn magic(host: &Host, release: &str) -> Result<Option<String>, FilesError> {
-    let list = host
-        .files
-        .read_text(&kmod::list_of(release))?
-        .unwrap_or_default();
-    let own = list
-        .lines()
-        .filter_map(|line| line.split(':').next())
-        .find(|path| path.starts_with("kernel/"));
-    let Some(path) = own.map(|own| kmod::directory_of(release).join(own)) else {
-        return Ok(None);
-    };
-    if path.extension() == Some("ko") {
-        let content = host.files.read(&path)?.unwrap_or_default();
-        return Ok(modinfo(&content, "vermagic").map(str::to_owned));
-    }
-    // If no installed program can decompress the module, its `vermagic` stays unknown. The kernel compares it again
-    // when it loads a module.
-    let asked = host
-        .reader()
-        .query(&kmod::field("vermagic", path.as_str()))
-        .await;
-    let said = asked
-        .ok()
-        .filter(crate::host::Output::ok)
-        .map(|output| output.stdout.trim_end_matches('\n').to_owned());
-    Ok(said.filter(|text| !text.is_empty()))
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -426,6 +303,8 @@ mod tests {
         host::{HttpError, fake},
         model::gpu::Flavor,
         modules::{
+            compiler,
+            fetch::kernel,
             pair_in, publish,
             registry::{
                 self,
@@ -437,7 +316,7 @@ mod tests {
         tools::{
             module_file::{versions, with_sections},
             prebuilt::{
-                PrivateKey,
+                self, PrivateKey,
                 keys::{ITS_PUBLIC, OTHER_KEY, PRIVATE},
             },
         },
@@ -516,7 +395,7 @@ mod tests {
             },
             compiler: compiler(&*host.files, KERNEL).expect("read"),
             kernel: kernel(host, KERNEL).await.expect("read"),
-            names: vec!["nvidia-current".to_owned()],
+            names: Some(vec!["nvidia-current".to_owned()]),
             trust: Trust {
                 keys: keys.iter().map(ToString::to_string).collect(),
                 not_before: None,

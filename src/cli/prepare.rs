@@ -36,6 +36,7 @@ use crate::{
         paths,
         secret::{Secret, Secrets},
     },
+    modules,
     state::State,
     steps,
     tools::{packages::Package, systemctl},
@@ -294,6 +295,7 @@ pub(super) async fn target(
         inspection.host = host;
         run_sources = Some(written);
     }
+    inspection.host = modules::package::with_packages(&inspection.host, &resolution.desired);
     let kept = steps::kept_branch(&inspection.state(), &resolution.desired).await;
     resolution.warnings.extend(kept);
     Ok(Target {

@@ -777,6 +777,7 @@ impl<'r> TrialDriver<'r> {
                 .iter()
                 .chain(&method.headers)
                 .cloned()
+                .chain(method.prebuilt_package())
                 .collect();
             TrialMethod {
                 compiled: method.is_compiled(),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use camino::Utf8PathBuf;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::config::file::Config;
 use crate::fabric::Companions;
@@ -364,6 +364,9 @@ pub struct DriverSpec {
     /// Sources of modules that another machine compiled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prebuilt: Option<Prebuilt>,
+    /// The DKMS package that the packages with prebuilt modules replace. `None` if there are no such packages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prebuilt_instead_of: Option<String>,
     /// Target for modules that this machine compiled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub publish: Option<Publish>,
@@ -392,7 +395,7 @@ pub struct SigningKey {
 }
 
 /// Sources of modules that another machine compiled.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Prebuilt {
     /// Directories, URLs, and registry repositories.
@@ -400,7 +403,7 @@ pub struct Prebuilt {
     /// Minisign public keys. Empty if unsigned archives are accepted.
     pub public_keys: Vec<String>,
     /// The oldest time of a signature.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_before: Option<jiff::Timestamp>,
 }
 
@@ -459,6 +462,7 @@ impl DriverSpec {
     pub fn take_module(&mut self, method: &ModuleMethod) {
         self.compiled_as.clone_from(&method.compiled_as);
         self.module.clone_from(&method.module);
+        self.prebuilt_instead_of = (method.prebuilt.as_ref()).map(|replaced| replaced.name.clone());
     }
 }
 

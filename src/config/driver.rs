@@ -88,7 +88,22 @@ impl<'a> DriverInputs<'a> {
                 .iter()
                 .map(|pick| self.method(row, companions.packages, pick)),
         );
-        let packages = self.placeholders.for_kernels(&methods[0].packages);
+        if self.config.prebuilt.only {
+            methods = (methods.into_iter())
+                .map(ModuleMethod::without_compiler)
+                .filter(|method| !method.is_compiled())
+                .collect();
+        }
+        let Some(first) = methods.first() else {
+            let why = format!(
+                "`driver.source` is `{}`, which has no DKMS package that a package with prebuilt modules could replace",
+                row.source
+            );
+            return Err(self.layers.wrong("driver.prebuilt.only", why, None).into());
+        };
+        let packages = self.placeholders.for_kernels(&first.packages);
+        let compiled_as = first.compiled_as.clone();
+        let prebuilt_instead_of = (first.prebuilt.as_ref()).map(|replaced| replaced.name.clone());
         let pin = (!row.pin.is_empty()).then(|| Pin {
             name: "driver".into(),
             packages: row.pin.clone(),
@@ -99,7 +114,10 @@ impl<'a> DriverInputs<'a> {
         reasons.push(format!(
             "packages from `{}`, module {}",
             row.source,
-            row.build.meaning()
+            match prebuilt_instead_of {
+                Some(_) => "compiled on another machine (`driver.prebuilt.only`)",
+                None => row.build.meaning(),
+            }
         ));
         if !other_branches.is_empty() {
             let others: Vec<String> = (other_branches.iter())
@@ -127,7 +145,7 @@ impl<'a> DriverInputs<'a> {
                 alternative: self.alternative(&fitting),
                 stream: (row.stream.as_ref()).map(|stream| stream.replace("{branch}", &branch)),
                 packages,
-                compiled_as: row.compiled_as.clone(),
+                compiled_as,
                 module: row.module.clone(),
                 load_modules: self.profile.modules.load.clone(),
                 existing: self.config.existing.unwrap_or_default(),
@@ -140,6 +158,7 @@ impl<'a> DriverInputs<'a> {
                 options: self.options(row, pick.branch, pick.flavor),
                 signing,
                 prebuilt,
+                prebuilt_instead_of,
                 publish,
             },
             row,
@@ -181,6 +200,7 @@ impl<'a> DriverInputs<'a> {
             follow: follow.collect(),
             compiled_as: row.compiled_as.clone(),
             module: row.module.clone(),
+            prebuilt: None,
             branch: row.is_rolling().then_some(pick.branch),
             companions: match row.is_rolling() {
                 true => beside_it.collect(),
@@ -224,6 +244,21 @@ impl<'a> DriverInputs<'a> {
         let sources: Vec<String> = (config.sources.iter().flatten())
             .map(ToString::to_string)
             .collect();
+        let no_builder = self.profile.manager.backend().builder().is_none();
+        for (is_wrong, why) in [
+            (sources.is_empty(), "requires `driver.prebuilt.sources`"),
+            (no_builder, "is only supported on Debian and Ubuntu"),
+            (
+                config.publish.is_some(),
+                "`driver.prebuilt.publish` is also set, but this machine would never compile modules",
+            ),
+        ] {
+            if config.only && is_wrong {
+                return Err((self.layers)
+                    .wrong("driver.prebuilt.only", why.to_owned(), None)
+                    .into());
+            }
+        }
         if sources.is_empty() {
             return Ok(None);
         }

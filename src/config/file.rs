@@ -181,6 +181,12 @@ settings! {
         /// every local user can read them. A registry is accessed only over HTTPS, with the credentials that `docker
         /// login` stored for root. See [prebuilt driver modules](#prebuilt-driver-modules).
         pub sources: Option<Vec<ModuleSource>> => "`[]`",
+        /// `true`: this machine never compiles driver modules. `install` builds a package from the archive with the modules of
+        /// each kernel that the machine may boot, and installs it together with the driver, so that kernel headers, DKMS
+        /// and a compiler are not installed. If no source has such an archive, the run is blocked before the first change.
+        /// Only on Debian and Ubuntu, and not with a lock file. See [machines without a
+        /// compiler](#machines-without-a-compiler).
+        pub only: bool = false,
         /// Public keys of [minisign](https://jedisct1.github.io/minisign/), each the second line of `minisign.pub`.
         /// An archive is only used if one of them signed it (`ARCHIVE.minisig` next to it). Cannot be combined with
         /// `driver.prebuilt.unsigned`.

@@ -21,6 +21,9 @@ const FOR: &str = " for ";
 /// (`kernel6.12`).
 const SERIES_UNLESS: &str = "{series-unless:";
 
+/// Start of the names of the packages with prebuilt modules, which gpu-bootstrap builds. The kernel follows.
+pub const PREBUILT: &str = "nvidia-prebuilt-modules-";
+
 /// How to install a kernel. The texts are `NAME` or `NAME=VERSION`, with the placeholders `{kernel}`,
 /// `{kernel-version}`, `{variant}`, `{abi}`, `{flavor}`, `{series}`, and `{series-unless:6.1}`, which is empty for a
 /// kernel of that series.
@@ -97,6 +100,9 @@ pub struct ModuleMethod {
     pub compiled_as: Option<String>,
     /// File name of the module.
     pub module: String,
+    /// The DKMS package that packages with prebuilt modules replace (`driver.prebuilt.only`), see [`PREBUILT`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prebuilt: Option<PackageSpec>,
     /// The branch of the packages, if the package lists decide which branch has a module for the kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub branch: Option<Branch>,
@@ -109,6 +115,33 @@ impl ModuleMethod {
     /// Whether the module is compiled on the machine.
     pub const fn is_compiled(&self) -> bool {
         self.compiled_as.is_some()
+    }
+
+    /// Returns the same method with prebuilt modules: without compiler, headers and DKMS package. A method with precompiled
+    /// modules, or without a DKMS package, is unchanged.
+    pub(super) fn without_compiler(self) -> Self {
+        let is_replaced = |spec: &PackageSpec| spec.name.contains("dkms");
+        let replaced = self.packages.iter().find(|spec| is_replaced(spec)).cloned();
+        let (Some(replaced), true) = (replaced, self.is_compiled()) else {
+            return self;
+        };
+        let mut packages = self.packages;
+        packages.retain(|spec| !is_replaced(spec));
+        Self {
+            packages,
+            headers: Vec::new(),
+            compiled_as: None,
+            prebuilt: Some(replaced),
+            ..self
+        }
+    }
+
+    /// Returns the package with the prebuilt modules of a kernel, with a placeholder for the kernel.
+    pub fn prebuilt_package(&self) -> Option<PackageSpec> {
+        self.prebuilt.as_ref().map(|replaced| PackageSpec {
+            name: format!("{PREBUILT}{{kernel}}"),
+            version: replaced.version.clone(),
+        })
     }
 }
 
@@ -154,9 +187,11 @@ impl KernelSpec {
     /// Returns the names of the kernel packages of these kernels.
     pub fn of_kernels(&self, kernels: &[KernelVersion]) -> Vec<String> {
         let follow = self.methods.iter().flat_map(|method| &method.follow);
+        let prebuilt = (self.methods.iter()).filter_map(ModuleMethod::prebuilt_package);
         let templates: Vec<PackageSpec> = (self.image.iter().chain(&self.companions))
             .chain(self.follow.iter().chain(follow))
             .cloned()
+            .chain(prebuilt)
             .collect();
         let packages = self.packages(&templates, kernels).into_iter();
         packages.map(|spec| spec.name).collect()
@@ -171,6 +206,11 @@ impl ModuleMethod {
 
     /// Sets these packages to exact versions.
     pub fn fix(&mut self, exact: &[PackageSpec]) {
+        if let Some(replaced) = &mut self.prebuilt
+            && let Some(one) = exact.iter().find(|one| one.name.starts_with(PREBUILT))
+        {
+            replaced.version.clone_from(&one.version);
+        }
         for spec in &mut self.packages {
             let Some(one) = exact.iter().find(|one| one.name == spec.name) else {
                 continue;

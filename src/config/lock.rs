@@ -380,6 +380,15 @@ impl Lock {
     /// # Errors
     /// If the lock lacks a required package, or a repository has none of the locked keys.
     pub(super) fn pin(&self, desired: &mut Desired, facts: &Facts) -> Result<(), Refusal> {
+        if (desired.driver.as_ref()).is_some_and(|driver| driver.prebuilt_instead_of.is_some()) {
+            return Err(Refusal::new(
+                "lock-prebuilt-only",
+                "a lock file and `driver.prebuilt.only` cannot be combined: the packages with prebuilt modules are built \
+                 on each machine"
+                    .to_owned(),
+                "set `driver.version` instead, or remove `driver.prebuilt.only`",
+            ));
+        }
         let locked = self.locked(desired, facts);
         let backend = desired.packages.manager.backend();
         let lacking: Vec<&str> = (locked.required.iter())

@@ -78,10 +78,12 @@ pub(super) fn warnings(inputs: &NoEffectInputs<'_>) -> Vec<String> {
         }
     }
     let is_compiled = |spec: &&KernelSpec| spec.methods.iter().any(ModuleMethod::is_compiled);
+    let is_prebuilt = |spec: &KernelSpec| spec.methods.iter().any(|one| one.prebuilt.is_some());
     if inputs.kernel.is_some() && inputs.kernel.filter(is_compiled).is_none() {
-        for table in ["driver.secure-boot", "driver.prebuilt"] {
-            let why = "the driver modules are not compiled on this machine".to_owned();
-            found.push((below(table), why));
+        let why = "the driver modules are not compiled on this machine";
+        found.push((below("driver.secure-boot"), why.to_owned()));
+        if !inputs.kernel.is_some_and(is_prebuilt) {
+            found.push((below("driver.prebuilt"), why.to_owned()));
         }
     }
     let warning = |(key, why): (String, &String)| {

@@ -124,7 +124,9 @@ fn naming(desired: &Desired, driver: &DriverSpec, exact: &[PackageSpec]) -> Vec<
     let methods: Vec<&ModuleMethod> = (desired.kernel.iter())
         .flat_map(|kernel| &kernel.methods)
         .collect();
-    let compiled = |is: bool| methods.iter().any(|method| method.is_compiled() == is);
+    // The build of a package with prebuilt modules is that of the DKMS package that it replaces.
+    let is_dkms = |method: &ModuleMethod| method.is_compiled() || method.prebuilt.is_some();
+    let compiled = |is: bool| methods.iter().any(|method| is_dkms(method) == is);
     // If both methods are possible, `driver.build` is omitted.
     let build = (compiled(true) != compiled(false)).then(|| Build::of(compiled(true)));
     // If the package lists decided the branch, use the branch of these packages.

@@ -1,6 +1,8 @@
 //! Kernel modules that are compiled once for many machines: packs the modules that DKMS has built, and publishes them for other
 //! machines.
 
+pub(crate) mod fetch;
+pub(crate) mod package;
 pub(crate) mod registry;
 
 use std::time::Duration;

@@ -360,6 +360,7 @@ mod tests {
             follow: vec![],
             compiled_as: None,
             module: "nvidia".into(),
+            prebuilt: None,
             branch: None,
             companions: vec!["nvidia-open-kmod".into(), "nvidia-driver-cuda".into()],
         }

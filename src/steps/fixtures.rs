@@ -243,6 +243,7 @@ pub(crate) fn desired() -> Desired {
             options: vec![],
             signing: None,
             prebuilt: None,
+            prebuilt_instead_of: None,
             publish: None,
         }),
         runtimes: vec![RuntimeSpec {

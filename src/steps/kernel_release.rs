@@ -291,6 +291,7 @@ mod tests {
                     follow: vec![],
                     compiled_as: None,
                     module: "nvidia".into(),
+                    prebuilt: None,
                     branch: None,
                     companions: vec![],
                 }],

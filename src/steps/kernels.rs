@@ -518,6 +518,10 @@ pub async fn resolve(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
             let images = spec.packages(std::slice::from_ref(image), &kernels);
             driver.packages.extend(images);
         }
+        if let Some(package) = method.prebuilt_package() {
+            let packages = spec.packages(std::slice::from_ref(&package), &kernels);
+            driver.packages.extend(packages);
+        }
         driver.take_module(method);
         if let Some(branch) = method.branch {
             driver.branch = branch;

@@ -1,26 +1,50 @@
 //! `driver.prebuilt`: before DKMS compiles the driver modules, it tries to fetch modules that another machine compiled for
 //! the same kernel and driver. The step writes `/etc/dkms/MODULE.conf`, which makes DKMS run gpu-bootstrap for this. The
 //! file stays after the run, so that later kernels also get precompiled modules.
+//!
+//! With `driver.prebuilt.only`, nothing is compiled: the step instead builds a package for each kernel, which `driver.packages`
+//! installs together with the driver.
+
+use std::collections::BTreeMap;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{DRIVER_PREBUILT, PREFLIGHT, messages, program};
+use super::{
+    DRIVER_PREBUILT, PREFLIGHT, REPOSITORIES, messages, packages, program,
+    specs::{InstalledPackages, compare},
+};
 use crate::{
     change::{Change, Lock},
-    config::desired::{DriverSpec, Prebuilt},
+    config::{
+        desired::{Desired, DriverSpec, PackageSpec, Prebuilt},
+        kernel::PREBUILT,
+    },
     dkms,
     host::{FilesError, ReadFiles},
+    model::version::{DriverVersion, KernelVersion},
+    modules::{
+        built,
+        package::{PackageBuild, path_of, version_of},
+    },
     step::{Assessment, Cx, Step, StepError},
-    tools::{packages::HEADER, prebuilt},
+    tools::{
+        packages::{Builder, HEADER},
+        prebuilt,
+    },
 };
 
 /// The `driver.prebuilt` step.
 pub(super) fn step() -> Step {
     Step::new(DRIVER_PREBUILT, |cx| Box::pin(assess(cx)))
-        .after([PREFLIGHT])
+        // The version of a package is that of the driver in the repositories.
+        .after([PREFLIGHT, REPOSITORIES])
         .locks([Lock::Modules])
-        .wants(|_, desired| {
-            (desired.driver.as_ref()).is_none_or(|driver| driver.prebuilt.is_some())
+        .wants(|change, desired| {
+            let Some(driver) = &desired.driver else {
+                return true;
+            };
+            let is_only = driver.prebuilt_instead_of.is_some();
+            driver.prebuilt.is_some() && is_only == matches!(change, Change::BuildPackage { .. })
         })
 }
 
@@ -133,10 +157,170 @@ fn decide(state: &PrebuiltState, module: &str, driver: &DriverSpec, spec: &Prebu
     )
 }
 
+#[derive(Debug, Clone, Default)]
+struct PackagesState {
+    installed: InstalledPackages,
+    /// The versions of the package files, by package.
+    built: BTreeMap<String, String>,
+    /// `ID` in os-release, and the output of `uname -m`. `None` if one of them is unknown.
+    machine: Option<(String, String)>,
+    /// DKMS has built modules of the driver.
+    has_builds: bool,
+}
+
+/// Returns the required packages with prebuilt modules, with their kernels.
+fn required(driver: &DriverSpec) -> impl Iterator<Item = (&PackageSpec, &str)> {
+    (driver.packages.iter()).filter_map(|spec| Some((spec, spec.name.strip_prefix(PREBUILT)?)))
+}
+
+async fn detect_packages(cx: &Cx<'_>, driver: &DriverSpec) -> Result<PackagesState, StepError> {
+    let files = cx.host.files();
+    let installed = packages::installed(cx).await?;
+    let mut built_versions = BTreeMap::new();
+    if let Some(builder) = packages::backend(cx).builder() {
+        for (spec, _) in required(driver) {
+            // The files are large.
+            if installed.contains_key(&spec.name) && is_met(cx.desired, spec, &installed) {
+                continue;
+            }
+            let version = version_of(files, builder, &path_of(builder, &spec.name))?;
+            built_versions.extend(version.map(|version| (spec.name.clone(), version)));
+        }
+    }
+    let os = cx.facts.os.as_ref().map(|os| os.id.clone());
+    Ok(PackagesState {
+        installed,
+        built: built_versions,
+        machine: os.zip(cx.facts.kernel.arch.clone()),
+        has_builds: !built(files)?.is_empty(),
+    })
+}
+
+fn is_met(desired: &Desired, spec: &PackageSpec, installed: &InstalledPackages) -> bool {
+    let specs = std::slice::from_ref(spec);
+    compare(desired.packages.manager, specs, installed).all_met()
+}
+
+/// Returns the version of the DKMS package that a package with modules must have: that of the installed driver packages, or else
+/// the required one. The driver may be held at a version that the repositories no longer contain.
+fn version_to_build(
+    spec: &PackageSpec,
+    driver: &DriverSpec,
+    desired: &Desired,
+    installed: &InstalledPackages,
+) -> Option<String> {
+    let of_driver = (driver.packages.iter())
+        .filter(|one| one.version == spec.version && is_met(desired, one, installed))
+        .filter_map(|one| installed.get(&one.name))
+        .find_map(|package| DriverVersion::from_package(&package.version).ok());
+    of_driver.map_or_else(
+        || spec.version.clone(),
+        |version| Some(format!("{version}-*")),
+    )
+}
+
+fn decide_packages(
+    state: &PackagesState,
+    driver: &DriverSpec,
+    replaced: &str,
+    prebuilt: &Prebuilt,
+    desired: &Desired,
+) -> Assessment {
+    let backend = desired.packages.manager.backend();
+    let Some(builder) = backend.builder() else {
+        return Assessment::not_applicable("the package manager cannot install built packages");
+    };
+    let missing: Vec<(&PackageSpec, &str)> = required(driver)
+        .filter(|(spec, _)| !is_met(desired, spec, &state.installed))
+        .collect();
+    let names = |all: &[(&PackageSpec, &str)]| {
+        let names: Vec<&str> = all.iter().map(|(spec, _)| spec.name.as_str()).collect();
+        names.join(", ")
+    };
+    if missing.is_empty() {
+        let all: Vec<(&PackageSpec, &str)> = required(driver).collect();
+        return match all[..] {
+            [] => Assessment::not_applicable("the kernels of this machine are unknown"),
+            _ => Assessment::satisfied(format!("installed: {}", names(&all))),
+        };
+    }
+    if state.has_builds {
+        return Assessment::blocked(
+            format!(
+                "DKMS has built driver modules on this machine, which {} would replace",
+                names(&missing)
+            ),
+            "run `gpu-bootstrap uninstall` and remove other DKMS packages of the driver first, or remove \
+             `driver.prebuilt.only`",
+        );
+    }
+    let unbuilt: Vec<(&PackageSpec, &str)> = (missing.iter().copied())
+        .filter(|(spec, _)| {
+            let wanted = spec.version.as_deref().unwrap_or("*");
+            let found = state.built.get(&spec.name);
+            !found.is_some_and(|version| backend.matches(wanted, version))
+        })
+        .collect();
+    if unbuilt.is_empty() {
+        return Assessment::satisfied(format!("built: {}", names(&missing)));
+    }
+    let Some((distribution, architecture)) = &state.machine else {
+        return Assessment::blocked(
+            "the operating system or the architecture is unknown",
+            "remove `driver.prebuilt.only`",
+        );
+    };
+    let mut changes = vec![Change::RefreshRepositories];
+    for (spec, kernel) in &unbuilt {
+        let Some((name, kernel)) = named(builder, kernel) else {
+            return Assessment::blocked(
+                format!("the name of kernel {kernel} cannot be part of a package name"),
+                "remove `driver.prebuilt.only`",
+            );
+        };
+        let like = state.installed.keys();
+        let build = PackageBuild {
+            path: path_of(builder, &name),
+            name,
+            kernel,
+            distribution: distribution.clone(),
+            architecture: architecture.clone(),
+            flavor: driver.flavor,
+            module: driver.module.clone(),
+            instead_of: PackageSpec {
+                name: replaced.to_owned(),
+                version: version_to_build(spec, driver, desired, &state.installed),
+            },
+            like: like
+                .filter(|one| one.starts_with(PREBUILT))
+                .cloned()
+                .collect(),
+            prebuilt: prebuilt.clone(),
+        };
+        changes.push(Change::BuildPackage { build });
+    }
+    Assessment::needs(
+        format!(
+            "not built yet: {} from {}, instead of {replaced}, kernel headers and a compiler",
+            names(&unbuilt),
+            prebuilt.sources.join(", ")
+        ),
+        changes,
+    )
+}
+
+fn named(builder: &dyn Builder, kernel: &str) -> Option<(String, KernelVersion)> {
+    Some((builder.name(PREBUILT, kernel)?, kernel.parse().ok()?))
+}
+
 async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
     let Some(driver) = &cx.desired.driver else {
         return Ok(messages::no_driver());
     };
+    if let (Some(replaced), Some(spec)) = (&driver.prebuilt_instead_of, &driver.prebuilt) {
+        let state = detect_packages(cx, driver).await?;
+        return Ok(decide_packages(&state, driver, replaced, spec, cx.desired));
+    }
     let Some(module) = &driver.compiled_as else {
         return Ok(Assessment::not_applicable(
             "the vendor provides compiled kernel modules",
@@ -153,7 +337,14 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::desired::Desired, host::fake, steps::fixtures};
+    use crate::{
+        config::desired::Desired,
+        host::fake,
+        steps::{
+            fixtures,
+            specs::fixtures::{packages as installed_packages, specs},
+        },
+    };
 
     const SOURCE: &str = "https://modules.example/gpu";
 
@@ -261,6 +452,54 @@ mod tests {
         assert!((step().wants)(&Change::RepairPackages, &want));
         want.driver.as_mut().expect("a driver").prebuilt = None;
         assert!(!(step().wants)(&Change::RepairPackages, &want));
+    }
+
+    const PACKAGE: &str = "nvidia-prebuilt-modules-6.1.0-44-amd64";
+
+    fn packages_answer(installed: &[&str], built: &[(&str, &str)], has_builds: bool) -> Assessment {
+        let mut want = wanted();
+        let driver = want.driver.as_mut().expect("a driver");
+        driver.compiled_as = None;
+        driver.prebuilt_instead_of = Some("nvidia-kernel-dkms".to_owned());
+        driver.packages = specs(&["nvidia-smi=535.*", &format!("{PACKAGE}=535.*")]);
+        let built = built
+            .iter()
+            .map(|(name, version)| ((*name).to_owned(), (*version).to_owned()));
+        let state = PackagesState {
+            installed: installed_packages(installed),
+            built: built.collect(),
+            machine: Some(("debian".to_owned(), "x86_64".to_owned())),
+            has_builds,
+        };
+        let driver = want.driver.as_ref().expect("a driver");
+        let spec = driver.prebuilt.as_ref().expect("a spec");
+        decide_packages(&state, driver, "nvidia-kernel-dkms", spec, &want)
+    }
+
+    #[test]
+    fn package_is_built_for_each_kernel_without_one() {
+        let version_to_build = |installed: &[&str], built: &[(&str, &str)]| {
+            let (why, changes) = packages_answer(installed, built, false).expect_needs();
+            assert!(why.contains("instead of nvidia-kernel-dkms"), "{why}");
+            match &changes[..] {
+                [Change::RefreshRepositories, Change::BuildPackage { build }] => {
+                    assert_eq!(build.name, PACKAGE);
+                    assert_eq!(build.instead_of.name, "nvidia-kernel-dkms");
+                    build.instead_of.version.clone().unwrap_or_default()
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(version_to_build(&[], &[]), "535.*");
+        assert_eq!(version_to_build(&[], &[(PACKAGE, "530.1-1")]), "535.*");
+        // The installed driver may be held at a version that is no longer available.
+        let driver = ["nvidia-smi=535.247.01-1~deb12u1"];
+        assert_eq!(version_to_build(&driver, &[]), "535.247.01-*");
+        packages_answer(&[], &[(PACKAGE, "535.261.03-1")], false).expect_satisfied();
+        packages_answer(&[&format!("{PACKAGE}=535.261.03-1")], &[], false).expect_satisfied();
+        let (why, hint) = packages_answer(&[], &[], true).expect_blocked();
+        assert!(why.contains("DKMS has built"), "{why}");
+        assert!(hint.contains("gpu-bootstrap uninstall"), "{hint}");
     }
 
     #[test]

@@ -354,6 +354,7 @@ mod tests {
                 follow: Vec::new(),
                 compiled_as: None,
                 module: "nvidia".into(),
+                prebuilt: None,
                 branch: None,
                 companions: vec![],
             }],

@@ -144,6 +144,19 @@ fn decide(state: &ModuleSigningState, facts: &Facts, desired: &Desired) -> Asses
     let Some(driver) = &desired.driver else {
         return messages::no_driver();
     };
+    if driver.prebuilt_instead_of.is_some()
+        && facts.secure_boot == SecureBoot::Enabled
+        && !state.loaded
+    {
+        return Assessment::blocked(
+            "Secure Boot is enabled, and prebuilt modules have no signature that this machine trusts",
+            format!(
+                "remove `driver.prebuilt.only`, so that DKMS signs the modules with `driver.secure-boot.key`, use a source of \
+                 signed modules ({}), or an instance without Secure Boot",
+                signed_source(driver, &state.systems)
+            ),
+        );
+    }
     let Some(module) = &driver.compiled_as else {
         return Assessment::satisfied("the vendor provides compiled and signed kernel modules");
     };

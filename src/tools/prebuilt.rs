@@ -306,6 +306,34 @@ impl PrivateKey {
     }
 }
 
+/// Returns the names of all modules of an archive.
+///
+/// # Errors
+/// If the archive is corrupted or contains an invalid name.
+pub fn names(archive: &[u8]) -> Result<Vec<String>, Unfit> {
+    let damaged = |why: String| Unfit::Archive { why };
+    let mut archive = tar::Archive::new(GzDecoder::new(archive).take(UNPACKED_LIMIT));
+    for entry in archive
+        .entries()
+        .map_err(|error| damaged(error.to_string()))?
+    {
+        let entry = entry.map_err(|error| damaged(error.to_string()))?;
+        let is_file = entry.header().entry_type() == tar::EntryType::Regular;
+        if !is_file || *entry.path_bytes() != *MANIFEST.as_bytes() {
+            continue;
+        }
+        let manifest: Manifest = serde_json::from_reader(entry)
+            .map_err(|error| damaged(format!("`{MANIFEST}`: {error}")))?;
+        if let Some(name) = manifest.modules.keys().find(|name| !is_module_name(name)) {
+            return Err(damaged(format!("`{name}` is not a module name")));
+        }
+        return Ok(manifest.modules.into_keys().collect());
+    }
+    Err(Unfit::Missing {
+        module: MANIFEST.to_owned(),
+    })
+}
+
 /// Unpacks the requested modules in memory, so that names in an archive cannot decide where a file is written.
 ///
 /// # Errors

@@ -342,6 +342,48 @@ fn only_signatures_have_a_time() {
 }
 
 #[test]
+fn machine_without_a_compiler_needs_a_source_and_a_dkms_package() {
+    let only = "driver.prebuilt.only=true";
+    let sources = "driver.prebuilt.sources=[\"/srv/modules\"]";
+    let unsigned = "driver.prebuilt.unsigned=true";
+    let almalinux = Machine::new("almalinux", "9.6", "x86_64", &[H100]);
+    let ubuntu = Machine::new("ubuntu", "24.04", "x86_64", &[H100]).set("driver.build=dkms");
+    let publish = "driver.prebuilt.publish=/srv/modules";
+    for (machine, why) in [
+        (Machine::debian(), "requires `driver.prebuilt.sources`"),
+        (
+            almalinux.set(sources),
+            "only supported on Debian and Ubuntu",
+        ),
+        (
+            Machine::debian().set(sources).set(publish),
+            "`driver.prebuilt.publish` is also set",
+        ),
+        (ubuntu.set(sources), "has no DKMS package"),
+    ] {
+        let shown = shown(&refused(&machine.set(unsigned).set(only)));
+        assert!(
+            shown.contains("driver.prebuilt.only") && shown.contains(why),
+            "{shown}"
+        );
+    }
+    let machine = Machine::debian().set(sources).set(unsigned).set(only);
+    let desired = machine.resolution().desired;
+    let driver = desired.driver.expect("a driver");
+    assert!(!driver.is_compiled() && desired.headers.is_empty());
+    assert_eq!(
+        driver.prebuilt_instead_of.as_deref(),
+        Some("nvidia-kernel-open-dkms")
+    );
+    assert!(
+        !driver
+            .packages
+            .iter()
+            .any(|spec| spec.name.contains("dkms"))
+    );
+}
+
+#[test]
 fn modules_are_published_with_a_required_signature() {
     let to = "driver.prebuilt.publish=oci://registry.example/gpu";
     let key = "driver.prebuilt.sign-key=/etc/gpu-bootstrap/fleet.key";

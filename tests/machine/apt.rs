@@ -11,10 +11,11 @@ use crate::{
     apt_messages::{Transaction, addresses, downloads, tell},
     archive::{Package, candidate, offers, version},
     dpkg::{self, Entry},
+    prebuilt,
     state::State,
 };
 
-const OPTIONS: [&str; 15] = [
+const OPTIONS: [&str; 16] = [
     "Dir::Cache::Archives=",
     "Dpkg::Options::=--no-triggers",
     "Acquire::ForceHash=SHA256",
@@ -30,6 +31,7 @@ const OPTIONS: [&str; 15] = [
     "APT::Status-Fd=",
     "APT::Update::Error-Mode=any",
     "APT::Get::",
+    "APT::Sources::With::=",
 ];
 
 /// A parsed command line of `apt-get`.
@@ -100,6 +102,7 @@ pub fn changes(cmd: &Cmd) -> bool {
 /// `apt-get`.
 pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, ExecError> {
     let line = parse(cmd);
+    state.learn_built(files);
     if !line.simulate && !state.faults.only_by_proxy.is_empty() {
         let by = cmd.secret_env.iter().find(|(key, _)| key == "http_proxy");
         assert_eq!(
@@ -183,6 +186,18 @@ impl Solver<'_> {
             .map(|entry| entry.version.clone())
     }
 
+    /// Whether a package that is installed after the transaction provides a name.
+    fn is_provided(&self, name: &str, gone: &dyn Fn(&str) -> bool) -> bool {
+        let there = (self.database.iter())
+            .filter(|(name, entry)| entry.there() && !gone(name))
+            .map(|(name, entry)| (name, &entry.version));
+        prebuilt::is_provided(
+            &self.state.archive.packages,
+            there.chain(&self.chosen),
+            name,
+        )
+    }
+
     /// Removes installed packages with dependencies that the transaction breaks, but never packages on the command line.
     fn remove_broken(&self, transaction: &mut Transaction) -> Result<(), String> {
         loop {
@@ -194,7 +209,8 @@ impl Solver<'_> {
             };
             let is_met = |package: &Package, spec: &String| match spec.split_once(" = ") {
                 Some((name, _)) => version(name).as_ref() == Some(&package.version),
-                None => spec.split(" | ").any(|name| version(name).is_some()),
+                None => (spec.split(" | "))
+                    .any(|name| version(name).is_some() || self.is_provided(name, &gone)),
             };
             let broken = (self.database.iter())
                 .filter(|(name, entry)| entry.there() && !gone(name))
@@ -294,10 +310,11 @@ impl Solver<'_> {
             return self.take(name, &target);
         }
         let alternatives: Vec<&str> = spec.split(" | ").collect();
-        if alternatives
-            .iter()
-            .any(|name| self.now(name).is_some() || self.chosen.contains_key(*name))
-        {
+        if alternatives.iter().any(|name| {
+            self.now(name).is_some()
+                || self.chosen.contains_key(*name)
+                || self.is_provided(name, &|_| false)
+        }) {
             return Ok(());
         }
         for name in &alternatives {
@@ -338,7 +355,7 @@ fn solve(files: &FakeFiles, state: &State, line: &Line) -> Result<Transaction, S
             transaction.removes.push((name.to_owned(), now));
         }
     }
-    let specs: Vec<(&str, Option<&str>)> = line
+    let mut specs: Vec<(&str, Option<&str>)> = line
         .names
         .iter()
         .filter(|name| !going(name))
@@ -347,6 +364,10 @@ fn solve(files: &FakeFiles, state: &State, line: &Line) -> Result<Transaction, S
                 .map_or((spec.as_str(), None), |(n, v)| (n, Some(v)))
         })
         .collect();
+    // The packages that provide another one come first, so that the other one is not chosen.
+    specs.sort_by_key(|(name, _)| {
+        !(state.archive.packages.iter()).any(|one| one.name == *name && !one.provides.is_empty())
+    });
     for (name, version) in &specs {
         solver.choose(name, *version)?;
         transaction.asked.push((*name).to_owned());
@@ -392,6 +413,15 @@ fn install(
     state: &mut State,
     line: &Line,
 ) -> Result<Output, ExecError> {
+    for package in prebuilt::packages(files) {
+        let is_requested = |spec: &String| spec.split('=').next() == Some(package.name.as_str());
+        let has_source = cmd.args.iter().any(|arg| arg.starts_with(prebuilt::OPTION));
+        assert!(
+            has_source || !line.names.iter().any(is_requested),
+            "the package file is no source of `{}`",
+            cmd.line()
+        );
+    }
     let transaction = match solve(files, state, line) {
         Ok(transaction) => transaction,
         Err(why) => return Ok(failed(100, why)),
@@ -507,9 +537,18 @@ fn remove(files: &FakeFiles, state: &State, line: &Line) -> Output {
                         && package.version == entry.version
                         && package.depends.iter().any(|spec| {
                             let name = spec.split(" = ").next().unwrap_or(spec);
+                            let stays = (database.iter())
+                                .filter(|(name, entry)| entry.there() && !going.contains(name))
+                                .map(|(name, entry)| (name, &entry.version));
+                            let stays: Vec<_> = stays.collect();
                             name.split(" | ").all(|alternative| {
-                                going.iter().any(|gone| gone == alternative)
-                                    || !database.get(alternative).is_some_and(Entry::there)
+                                (going.iter().any(|gone| gone == alternative)
+                                    || !database.get(alternative).is_some_and(Entry::there))
+                                    && !prebuilt::is_provided(
+                                        &state.archive.packages,
+                                        stays.iter().copied(),
+                                        alternative,
+                                    )
                             })
                         })
                 })

@@ -19,6 +19,7 @@ use gpu_bootstrap::{
 use serde::Deserialize;
 
 use crate::dnf::{CACHE, HASH, primary};
+use crate::prebuilt;
 use crate::state::{State, exists, list, on, text};
 
 /// All downloadable packages.
@@ -461,6 +462,16 @@ pub fn offers(files: &FakeFiles, name: &str) -> Vec<Offered> {
             }
         }
     }
+    found.extend(
+        (prebuilt::packages(files).into_iter())
+            .filter(|package| package.name == name)
+            .map(|package| Offered {
+                version: package.version,
+                repo: package.repo,
+                priority: 500,
+                rank: 500,
+            }),
+    );
     found.sort_by_key(|offer| std::cmp::Reverse(version(&offer.version)));
     found.dedup();
     found
@@ -474,12 +485,12 @@ pub fn show(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
             continue;
         };
         let package = state.archive.package(name, &offer.version);
-        let mut depends = package.depends.clone();
-        if let Some((_, driver)) = &package.module {
-            let common = depends
-                .iter_mut()
-                .find(|name| name.starts_with("nvidia-kernel-common-"));
-            let common = common.expect("a dependency of the module");
+        let own = format!(" (= {})", package.version);
+        let mut depends: Vec<String> = (package.depends.iter())
+            .map(|one| one.replace(" = self", &own))
+            .collect();
+        let common = (depends.iter_mut()).find(|name| name.starts_with("nvidia-kernel-common-"));
+        if let (Some((_, driver)), Some(common)) = (&package.module, common) {
             *common = format!("{common} (>= {driver})");
         }
         said.push_str(&format!(

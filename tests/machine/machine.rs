@@ -24,7 +24,7 @@ use crate::{
     build::{Description, build},
     cluster, containers, dnf, dpkg, fabric,
     gpu::{MachineClock, MachineGpu, MachineHttp},
-    kernel, mig, mps, rpm,
+    kernel, mig, mps, prebuilt, rpm,
     state::{Shared, State, arch, exists, list, lock, on, text},
     units,
 };
@@ -266,6 +266,7 @@ impl Machine {
         ] {
             self.fakes.http.serve(url, keys[1].binary.clone());
         }
+        prebuilt::serve(&self.fakes, &self.about.kernel);
     }
 
     fn programs(&self) {
@@ -275,6 +276,8 @@ impl Machine {
             "apt-get", None, apt::apt_get;
             "apt-cache", None, |c, f,
                 s| {
+                let c = &prebuilt::without_options(c);
+                s.learn_built(f);
                 Ok(match c.args.first().map(String::as_str) {
                 Some("show") => crate::archive::show(c, f, s),
                 _ => apt_cache::apt_cache(c, f),

@@ -28,6 +28,7 @@ mod maintenance;
 mod mig;
 mod mig_layouts;
 mod mps;
+mod prebuilt;
 mod properties;
 mod rollout;
 mod root;

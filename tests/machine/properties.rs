@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Machines on which `install` exits with 0, with the required flags.
-const MACHINES: [(&str, &str, &[&str]); 7] = rows! {
+const MACHINES: [(&str, &str, &[&str]); 8] = rows! {
     "debian-12-h100", "", &[];
     "debian-12-h100",
         "packages = ['linux-image-amd64', 'docker.io']\nfiles = { '/etc/dkms/framework.conf' = 'modprobe_on_install=no' }",
@@ -27,6 +27,20 @@ const MACHINES: [(&str, &str, &[&str]); 7] = rows! {
             "driver.prebuilt.sources=[\"/srv/modules\"]",
             "--set",
             "driver.prebuilt.unsigned=true",
+        ];
+    "debian-12-h100",
+        "",
+        &[
+            "--set",
+            "driver.source=nvidia",
+            "--set",
+            "driver.flavor=proprietary",
+            "--set",
+            "driver.prebuilt.sources=[\"https://modules.example/gpu\"]",
+            "--set",
+            "driver.prebuilt.unsigned=true",
+            "--set",
+            "driver.prebuilt.only=true",
         ];
     "debian-12-h100", "gpus = []", &["--set", "gpu=optional"];
     "debian-12-h100",

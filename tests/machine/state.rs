@@ -8,7 +8,10 @@ use gpu_bootstrap::host::{GpuHealth, ReadFiles, fake::FakeFiles};
 use serde::Deserialize;
 use toml::Table;
 
-use crate::archive::Archive;
+use crate::{
+    archive::{Archive, Package},
+    prebuilt,
+};
 
 /// The faults, as written in scenarios.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -106,6 +109,19 @@ pub struct State {
     pub node: Option<serde_json::Value>,
     /// The pods of the node.
     pub pods: Vec<Pod>,
+}
+
+impl State {
+    /// Adds the packages that gpu-bootstrap has built to the archive.
+    pub fn learn_built(&mut self, files: &FakeFiles) {
+        let known = &mut self.archive.packages;
+        for package in prebuilt::packages(files) {
+            let is_it = |one: &Package| one.name == package.name && one.version == package.version;
+            if !known.iter().any(is_it) {
+                known.push(package);
+            }
+        }
+    }
 }
 
 /// A pod of the node.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     change::{Applier, Change, ChangeError, Class},
-    config::desired::PackageSpec,
+    config::{desired::PackageSpec, kernel::PREBUILT},
     host::{ExecError, Output, Query},
     tools::packages::{Action, AvailablePackage, Package, TransactionRequest},
 };
@@ -24,6 +24,10 @@ use crate::{
 /// repository or refreshes the lists.
 pub const NOT_SIMULATED: &str = "simulated by `install` with new package lists, because the \
                                  current lists do not contain all packages";
+
+/// The same for an installation with a package that an earlier change in the plan builds.
+const NOT_BUILT: &str =
+    "simulated by `install` after it has built the package with prebuilt modules";
 
 /// The heading of the actions in a preview that belong to no single step, such as the installation of dependencies.
 pub const FURTHER: &str = "dependencies of these and other packages in the same transaction:";
@@ -196,7 +200,14 @@ impl Applier {
             };
             match self.is_offered(packages).await {
                 Ok(true) => open.push(at),
-                Ok(false) => found[at] = Simulation::Approved(NOT_SIMULATED.to_owned()),
+                Ok(false) => {
+                    let is_built = |spec: &PackageSpec| spec.name.starts_with(PREBUILT);
+                    let text = match packages.iter().any(is_built) {
+                        true => NOT_BUILT,
+                        false => NOT_SIMULATED,
+                    };
+                    found[at] = Simulation::Approved(text.to_owned());
+                }
                 Err(error) => found[at] = Failed::from(error).into(),
             }
         }

@@ -15,6 +15,7 @@ mod install;
 mod inventory;
 mod lists;
 mod merge;
+mod module_package;
 mod prefetch;
 mod record;
 mod reduce;
@@ -37,6 +38,7 @@ pub use holds::Unhold;
 pub(super) use lists::Lists;
 pub use lists::WantedPackages;
 pub use merge::{Merged, merge};
+pub(super) use module_package::PrebuiltModules;
 pub use reduce::Reduced;
 pub use streams::RestoreStream;
 

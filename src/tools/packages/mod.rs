@@ -15,6 +15,7 @@
 //! 4. Add its simulated programs in `tests/machine`, and a profile (CONTRIBUTING.md).
 
 mod apt;
+mod builder;
 mod database;
 pub(super) mod dnf;
 mod failure_class;
@@ -31,6 +32,7 @@ use std::{collections::BTreeSet, fmt::Debug};
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
+pub use builder::{Builder, ModulePackage, Relations};
 pub use database::Database;
 pub use failure_class::FailureClass;
 pub use messages::Messages;
@@ -128,6 +130,11 @@ pub trait Backend:
 
     /// Partial copies of its repositories, or `None` if they are not supported.
     fn mirrors(&self) -> Option<&dyn mirrors::Mirrors> {
+        None
+    }
+
+    /// Builds packages, or `None` if this is not supported.
+    fn builder(&self) -> Option<&dyn Builder> {
         None
     }
 

@@ -1,6 +1,7 @@
 //! `apt-get` on top of `dpkg`: Debian and Ubuntu.
 
 mod archive;
+mod builder;
 mod commands;
 mod database;
 mod estimate;
@@ -20,7 +21,7 @@ mod triggers;
 mod unattended_upgrades;
 mod version;
 
-use super::{Backend, Updater, mirrors::Mirrors};
+use super::{Backend, Builder, Updater, mirrors::Mirrors};
 
 /// The apt backend.
 #[derive(Debug)]
@@ -41,5 +42,9 @@ impl Backend for Apt {
 
     fn mirrors(&self) -> Option<&dyn Mirrors> {
         Some(&mirrors::AptMirrors)
+    }
+
+    fn builder(&self) -> Option<&dyn Builder> {
+        Some(self)
     }
 }

@@ -1,0 +1,204 @@
+//! Builds packages with prebuilt modules. The transaction of the driver installs them.
+
+use std::{collections::BTreeMap, sync::PoisonError};
+
+use camino::Utf8PathBuf;
+
+use crate::{
+    change::{Applier, ChangeError, FileAfter, Undo},
+    error::one_line,
+    host::Query,
+    model::version::DriverVersion,
+    modules::{
+        SOURCE_TIME_LIMIT,
+        fetch::{Fetched, Requirements},
+        package::PackageBuild,
+    },
+    tools::{
+        kmod,
+        packages::{Builder, ModulePackage, Relations},
+        prebuilt::BuildTarget,
+    },
+};
+
+/// Prebuilt modules with their driver version, by package file.
+pub(in crate::change) type PrebuiltModules = BTreeMap<Utf8PathBuf, (DriverVersion, Fetched)>;
+
+/// The reason if no source has matching modules.
+const NO_MODULES: &str = "no-prebuilt-modules";
+
+fn driver_of(build: &PackageBuild, relations: &Relations) -> Result<DriverVersion, ChangeError> {
+    DriverVersion::from_package(&relations.version).map_err(|error| {
+        ChangeError::unreadable(format!("build `{}`", build.name), one_line(&error))
+    })
+}
+
+/// Returns the driver version in the settings.
+fn configured(build: &PackageBuild) -> Option<DriverVersion> {
+    let version = build.instead_of.version.as_deref()?;
+    version.strip_suffix("-*")?.parse().ok()
+}
+
+impl Applier {
+    fn builder(&self) -> Result<&'static dyn Builder, ChangeError> {
+        let unsupported = || ChangeError::unsupported("build a package with prebuilt modules");
+        self.backend.builder().ok_or_else(unsupported)
+    }
+
+    /// Returns the relations of the package, with the version that the transaction of the driver installs. `None` if no
+    /// repository has the replaced package.
+    async fn relations(&self, build: &PackageBuild) -> Result<Option<Relations>, ChangeError> {
+        let builder = self.builder()?;
+        let replaced = &build.instead_of;
+        let version = match self.resolve(std::slice::from_ref(replaced)).await {
+            Ok(mut resolved) => resolved.remove(&replaced.name),
+            Err(error) if super::is_not_offered(&error) => None,
+            Err(error) => return Err(error),
+        };
+        let names: Vec<&str> = std::iter::once(replaced.name.as_str())
+            .chain(build.like.iter().map(String::as_str))
+            .collect();
+        let query: Query = builder.relations(&names);
+        // A missing package is not an error of the others.
+        let output = (self.output_of(&query).await).map_err(|source| {
+            ChangeError::tool(
+                format!("query the dependencies of {}", replaced.name),
+                source,
+            )
+        })?;
+        let known = builder.parse_relations(&output.stdout);
+        let wanted = replaced.version.as_deref().unwrap_or("*");
+        let of_repository = |one: &&Relations| {
+            one.name == replaced.name && version.as_deref() == Some(one.version.as_str())
+        };
+        let of_other_kernel = |one: &&Relations| {
+            build.like.contains(&one.name) && self.backend.matches(wanted, &one.version)
+        };
+        let found = (known.iter())
+            .find(of_repository)
+            .or_else(|| known.iter().find(of_other_kernel));
+        Ok(found.map(|one| {
+            let replaced = Relations {
+                name: replaced.name.clone(),
+                ..one.clone()
+            };
+            builder.instead_of(&build.name, &replaced)
+        }))
+    }
+
+    /// Fetches the modules of the package.
+    async fn modules_of(
+        &self,
+        build: &PackageBuild,
+        driver: DriverVersion,
+    ) -> Result<Fetched, ChangeError> {
+        let what = format!("build `{}`", build.name);
+        let purpose = BuildTarget {
+            distribution: build.distribution.clone(),
+            kernel: build.kernel.clone(),
+            architecture: build.architecture.clone(),
+            driver: driver.clone(),
+            flavor: build.flavor,
+        };
+        let trust = build.prebuilt.trust();
+        let requirements = Requirements::of(&self.host, purpose, None, trust).await?;
+        let fetched = requirements
+            .fetch(&self.host, &build.prebuilt.sources, SOURCE_TIME_LIMIT)
+            .await;
+        let lacks = |fetched: &Fetched| !fetched.modules.contains_key(&build.module);
+        let why = match fetched {
+            Ok(fetched) if lacks(&fetched) => format!(
+                "the archive of {} does not contain `{}`",
+                fetched.source, build.module
+            ),
+            Ok(fetched) => return Ok(fetched),
+            Err(why) => why,
+        };
+        let kernel = &build.kernel;
+        Err(ChangeError::blocked(NO_MODULES, format!("{what}: {why}")).advice(format!(
+            "on a node with kernel {kernel} that has compiled driver {driver}, run `gpu-bootstrap modules export --kernel \
+             {kernel} --to SOURCE`, sign the archive, and run this command again; or remove `driver.prebuilt.only`, so that this \
+             machine compiles the modules"
+        )))
+    }
+
+    /// Checks whether a source has matching modules, before the first change. If the package lists do not contain the driver
+    /// yet, and the settings do not contain its version, this is unknown until the lists are refreshed.
+    pub(in crate::change) async fn dry_run_package(
+        &self,
+        build: &PackageBuild,
+    ) -> Result<(), ChangeError> {
+        let has_lists = self.backend.truncated_lists(&*self.host.files)?.is_empty();
+        let relations = match has_lists {
+            true => self.relations(build).await?,
+            false => None,
+        };
+        let driver = match relations {
+            Some(relations) => Some(driver_of(build, &relations)?),
+            None => configured(build),
+        };
+        match driver {
+            Some(driver) => {
+                let fetched = self.modules_of(build, driver.clone()).await?;
+                let mut known = self.prebuilt.lock().unwrap_or_else(PoisonError::into_inner);
+                known.insert(build.path.clone(), (driver, fetched));
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the modules that the dry run has fetched for this driver.
+    fn fetched(&self, build: &PackageBuild, driver: &DriverVersion) -> Option<Fetched> {
+        let mut known = self.prebuilt.lock().unwrap_or_else(PoisonError::into_inner);
+        let (of, fetched) = known.remove(&build.path)?;
+        (of == *driver).then_some(fetched)
+    }
+
+    pub(in crate::change) fn capture_package(
+        &self,
+        build: &PackageBuild,
+    ) -> Result<Undo, ChangeError> {
+        self.capture_files([(build.path.clone(), FileAfter::Unknown)])
+    }
+
+    /// Builds the package file.
+    pub(in crate::change) async fn build_package(
+        &self,
+        build: &PackageBuild,
+    ) -> Result<(), ChangeError> {
+        let builder = self.builder()?;
+        let what = format!("build `{}`", build.name);
+        let Some(relations) = self.relations(build).await? else {
+            let replaced = &build.instead_of;
+            let version = replaced.version.as_deref().unwrap_or_default();
+            return Err(ChangeError::new(
+                "no-version",
+                format!("{what}: no repository offers {} {version}", replaced.name),
+            ));
+        };
+        let driver = driver_of(build, &relations)?;
+        let Fetched { modules, .. } = match self.fetched(build, &driver) {
+            Some(fetched) => fetched,
+            None => self.modules_of(build, driver).await?,
+        };
+        let directory = kmod::directory_of(build.kernel.as_str()).join(kmod::MODULE_FOLDERS[0]);
+        let files = modules
+            .into_iter()
+            .map(|(name, content)| (directory.join(format!("{name}.ko")), content));
+        let package = ModulePackage {
+            relations,
+            architecture: build.architecture.clone(),
+            kernel: build.kernel.to_string(),
+            description: format!(
+                "NVIDIA driver modules for {}, compiled on another machine",
+                build.kernel
+            ),
+            files: files.collect(),
+        };
+        let content = builder
+            .build(&package)
+            .map_err(|error| ChangeError::unreadable(&what, one_line(&error)))?;
+        Ok(self.host.files.write(&build.path, &content, 0o644)?)
+    }
+}
