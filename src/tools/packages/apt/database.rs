@@ -11,14 +11,11 @@ use std::{cmp::Ordering, collections::BTreeSet};
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Apt, marks, triggers, version};
+use super::{Apt, DATABASE, marks, triggers, version};
 use crate::{
     host::{FilesError, ReadFiles, Reader},
     tools::packages::{Database, DatabaseError, Package, PackageCondition},
 };
-
-/// The path of the database.
-pub(super) const PATH: &str = "/var/lib/dpkg/status";
 
 /// The directory of updates that are not yet merged into the database.
 const UPDATES: &str = "/var/lib/dpkg/updates";
@@ -158,7 +155,7 @@ fn is_list(name: &str) -> bool {
 #[async_trait]
 impl Database for Apt {
     fn is_used_on(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
-        let text = files.read(Utf8Path::new(PATH))?;
+        let text = files.read(Utf8Path::new(DATABASE))?;
         Ok(text.is_some_and(|text| !text.trim_ascii().is_empty()))
     }
 
@@ -169,7 +166,7 @@ impl Database for Apt {
             let bytes = files.read(path)?;
             Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
         };
-        let Some(status) = text(Utf8Path::new(PATH))? else {
+        let Some(status) = text(Utf8Path::new(DATABASE))? else {
             return Ok(None);
         };
         let mut packages: Vec<Package> = paragraphs(&status).collect();
@@ -189,7 +186,7 @@ impl Database for Apt {
     }
 
     fn database_path(&self) -> &'static str {
-        PATH
+        DATABASE
     }
 
     /// Whether `dpkg` was interrupted or is running: it then has updates in [`UPDATES`], or triggers of a finished transaction
@@ -270,7 +267,7 @@ impl Database for Apt {
     }
 
     fn last_run(&self) -> Option<&'static Utf8Path> {
-        Some(Utf8Path::new(PATH))
+        Some(Utf8Path::new(DATABASE))
     }
 }
 
@@ -296,7 +293,7 @@ mod tests {
             )
         };
         files.put(
-            PATH,
+            DATABASE,
             format!(
                 "{}\n{}",
                 package("a", "installed"),
@@ -455,7 +452,7 @@ Status: install ok installed
         for (name, found) in [("man-db", None), ("libc-bin", Some("dpkg"))] {
             let files = FakeFiles::new();
             let text = format!("Package: {name}\nStatus: install ok triggers-pending\n");
-            files.put(PATH, text);
+            files.put(DATABASE, text);
             assert_eq!(Apt.interrupted(&files).unwrap(), found, "{name}");
         }
     }

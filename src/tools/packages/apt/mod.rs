@@ -23,6 +23,9 @@ mod version;
 
 use super::{Backend, Builder, Updater, mirrors::Mirrors};
 
+/// The package database of dpkg.
+const DATABASE: &str = "/var/lib/dpkg/status";
+
 /// The apt backend.
 #[derive(Debug)]
 pub struct Apt;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Apt, commands, lists, mirrors};
+use super::{Apt, DATABASE, commands, lists, mirrors};
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles},
     model::packages::Pin,
@@ -20,9 +20,6 @@ const ARCHIVES: &str = "/var/cache/apt/archives";
 
 /// The marker of the installed version.
 const INSTALLED: &str = " *** ";
-
-/// The "source" of installed packages.
-const DATABASE: &str = "/var/lib/dpkg/status";
 
 /// Parses `PRIORITY SOURCE …`: a source of a version, and the priority of the source. Preferences for the package do not
 /// change this priority.

@@ -1,7 +1,7 @@
 //! The pending triggers of dpkg, deb-triggers(5): work that packages do once for all packages that were installed together,
 //! such as updating the initramfs.
 
-use super::database;
+use super::DATABASE;
 use crate::{
     host::{FilesError, ReadFiles},
     tools::packages::PendingTriggers,
@@ -13,7 +13,7 @@ const DEFERRABLE: [&str; 2] = ["initramfs-tools", "man-db"];
 
 /// Reads the packages with pending triggers from the package database.
 pub(super) fn pending(files: &dyn ReadFiles) -> Result<PendingTriggers, FilesError> {
-    let text = files.read_lossy(database::PATH.into())?.unwrap_or_default();
+    let text = files.read_lossy(DATABASE.into())?.unwrap_or_default();
     Ok(parse(&text))
 }
 
