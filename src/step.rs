@@ -90,8 +90,8 @@ impl Step {
         self
     }
 
-    /// A reboot uses its results. If another step requires a reboot while this step has not finished, it is assessed and its
-    /// changes are applied before the reboot.
+    /// The next boot uses its results, but this run does not. If the run stops for a reboot or after a failure, and this step has
+    /// not finished, it is assessed and its changes are applied at the end.
     pub fn before_reboot(mut self) -> Self {
         self.is_before_reboot = true;
         self

@@ -25,7 +25,6 @@ use super::{
 };
 use crate::{
     config::desired::{Daemon, Desired, PackagePolicy},
-    error::one_line,
     host::{FilesError, Host, ReadFiles, digest::sha256},
     model::secret::Secrets,
     tools::{imex, kmod, packages::Backend},
@@ -54,8 +53,6 @@ pub struct Applier {
     pub(super) pausing: Arc<tokio::sync::Mutex<()>>,
     /// The results of queries. Only set in an applier for one dry run, or for the approval of one transaction.
     pub(super) cache: Option<Arc<QueryCache>>,
-    /// The requested packages of the transaction whose packages were downloaded early.
-    pub(super) downloaded_early: Arc<Mutex<Vec<String>>>,
     /// Prebuilt modules that the dry run has fetched and verified, by package file, until the package is built.
     pub(super) prebuilt: Arc<Mutex<PrebuiltModules>>,
     /// The packages that the run needs. `None` if they are unknown; then no source may fail.
@@ -90,7 +87,6 @@ impl Applier {
             lacks_fleet_lock: Arc::default(),
             pausing: Arc::default(),
             cache: None,
-            downloaded_early: Arc::default(),
             prebuilt: Arc::default(),
             wanted: None,
         }
@@ -219,12 +215,9 @@ impl ApplyChanges for Applier {
         Arc::new(other.wanting(wanted).stopped_by(self.stop.clone()))
     }
 
-    async fn end_package_work(&self, sink: &dyn Sink) {
+    async fn resume_paused(&self, sink: &dyn Sink) {
         self.paused_for_run.store(false, Ordering::Release);
         self.release_timers(sink).await;
-        if let Err(error) = self.remove_early_downloads(sink).await {
-            sink.note(&format!("failed to {}", one_line(&error)));
-        }
     }
 
     async fn preview(&self, change: &Change) -> Result<Option<String>, ChangeError> {
@@ -422,15 +415,6 @@ impl ApplyChanges for Applier {
             Change::RunProbe { .. } => Self::undo_of_successful_probe(undo),
             _ => undo,
         })
-    }
-
-    async fn prepare(&self, change: &Change, sink: &dyn Sink) {
-        if let Change::InstallPackages {
-            packages, removing, ..
-        } = change
-        {
-            self.download_early(packages, removing, sink).await;
-        }
     }
 
     async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, ChangeError> {

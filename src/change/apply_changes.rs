@@ -18,10 +18,10 @@ pub trait ApplyChanges: Send + Sync {
     /// gpu-bootstrap holds.
     fn anew(&self, desired: &Desired, holds: BTreeSet<String>) -> Arc<dyn ApplyChanges>;
 
-    /// Starts the timers that this run or an interrupted one has paused, and removes packages that were downloaded early. Each run that may change the machine calls this first,
+    /// Starts the timers that this run or an interrupted one has paused. Each run that may change the machine calls this first,
     /// and an installation also at its end. It is not called in between, because a transaction or a build of another step may
     /// be in progress.
-    async fn end_package_work(&self, sink: &dyn Sink);
+    async fn resume_paused(&self, sink: &dyn Sink);
 
     /// Returns a unified diff or the package manager's simulation, without changing anything. `None` if there is no preview.
     ///
@@ -55,10 +55,6 @@ pub trait ApplyChanges: Send + Sync {
         undo: Undo,
         sink: &dyn Sink,
     ) -> Result<Undo, ChangeError>;
-
-    /// Starts the downloads of a change that is applied later. A failure is only logged, because the change itself downloads
-    /// what is missing.
-    async fn prepare(&self, change: &Change, sink: &dyn Sink);
 
     /// Returns the exact undo of an interrupted change, by comparing the previous state with the current one.
     ///
@@ -101,7 +97,7 @@ impl ApplyChanges for NoChanges {
         Arc::new(Self)
     }
 
-    async fn end_package_work(&self, _: &dyn Sink) {}
+    async fn resume_paused(&self, _: &dyn Sink) {}
 
     async fn preview(&self, _: &Change) -> Result<Option<String>, ChangeError> {
         Err(only_looks())
@@ -123,8 +119,6 @@ impl ApplyChanges for NoChanges {
     async fn apply(&self, _: &Change, _: Undo, _: &dyn Sink) -> Result<Undo, ChangeError> {
         Err(only_looks())
     }
-
-    async fn prepare(&self, _: &Change, _: &dyn Sink) {}
 
     async fn reconcile(&self, _: &Undo, _: &dyn Sink) -> Result<Undo, ChangeError> {
         Err(only_looks())

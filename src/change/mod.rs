@@ -297,8 +297,6 @@ impl Change {
 #[serde(rename_all = "kebab-case")]
 pub enum Lock {
     Packages,
-    /// The packages that are downloaded for a later transaction.
-    Downloads,
     /// Kernel modules and initramfs images.
     Modules,
     Containers,

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Session,
-    batch::{batch, due, following, only_compiles},
+    batch::{batch, due, only_compiles},
     job::{Assessed, End, Job, had_nothing_to_do},
     ledger::Ledger,
     retry::RetryPolicy,
@@ -88,8 +88,6 @@ pub(super) enum Done {
         count: usize,
         failed: Option<(String, ChangeError)>,
     },
-    /// The downloads of a later change are finished.
-    Prepared,
     /// The pause before another attempt is over.
     Paused {
         at: usize,
@@ -164,17 +162,20 @@ impl<'s> Applying<'s> {
                 _ = cancel.cancelled(), if self.stop.is_none() => {}
             }
         }
-        if matches!(self.stop, Some(Stop::Reboot(_))) {
-            self.finish_before_reboot().await;
+        if matches!(self.stop, Some(Stop::Reboot(_) | Stop::Step(_))) {
+            self.finish_before_boot().await;
         }
         self.give_up_the_rest();
     }
 
     /// Reports once that only work is left which the node does not need.
     fn note_when_ready(&mut self) {
-        let is_left = |job: &&Job| job.before_reboot && job.ended.is_none();
+        let is_left = |job: &&Job| {
+            job.before_reboot && job.ended.is_none() && job.busy && !job.pending().is_empty()
+        };
         let is_done = |job: &Job| job.succeeded() || job.has(Outcome::NotApplicable);
         if self.is_ready
+            || self.session.inner.image()
             || self.stop.is_some()
             || !self.jobs.iter().all(|job| is_left(&job) || is_done(job))
         {
@@ -188,39 +189,54 @@ impl<'s> Applying<'s> {
         self.session.tools.events.emit(Event::Note { message });
     }
 
-    /// Applies the changes that must precede a reboot. If one fails, the machine is not rebooted.
-    async fn finish_before_reboot(&mut self) {
+    /// Applies the changes that must precede the next boot. If one fails, the machine is not rebooted. After a failure of another
+    /// step, this is an attempt: only that failure is reported as such.
+    async fn finish_before_boot(&mut self) {
         let steps = self.jobs.iter().enumerate();
         let due: Vec<usize> = steps
             .filter(|(_, job)| job.before_reboot && job.ended.is_none())
             .map(|(at, _)| at)
             .collect();
         for at in due {
-            let changes = match self.session.inner.assess(at).await {
-                Ok(Assessment::Needs { changes, .. }) => changes,
-                Ok(_) => continue,
-                Err(error) => {
-                    self.fail(at, End::could_not_look(&error));
-                    continue;
+            let end = self.finish(at).await;
+            let fails = matches!(
+                end,
+                Some(End {
+                    outcome: Outcome::Failed,
+                    ..
+                })
+            );
+            match end {
+                None => {}
+                Some(end) if fails && matches!(self.stop, Some(Stop::Reboot(_))) => {
+                    self.fail(at, end);
                 }
-            };
-            let id = self.jobs[at].id.clone();
-            let mut end = End::new(Outcome::Changed, "applied before the reboot".to_owned());
-            for change in changes {
-                if let Err(failure) = self
-                    .ledger
-                    .perform(std::slice::from_ref(&id), &change)
-                    .await
-                {
-                    end = End::failed(&change.summary(), &failure);
-                    break;
+                Some(end) if fails => {
+                    let why = [end.why].into_iter().chain(end.causes).collect::<Vec<_>>();
+                    self.end(at, End::new(Outcome::NotRun, why.join(": ")));
                 }
-            }
-            match end.outcome {
-                Outcome::Failed => self.fail(at, end),
-                _ => self.end(at, end),
+                Some(end) => self.end(at, end),
             }
         }
+    }
+
+    /// Assesses a step and applies its changes. `None` if it needs none, or if a stop was requested.
+    async fn finish(&self, at: usize) -> Option<End> {
+        let changes = match self.session.inner.assess(at).await {
+            Ok(Assessment::Needs { changes, .. }) => changes,
+            Ok(_) => return None,
+            Err(error) => return Some(End::could_not_look(&error)),
+        };
+        let ids = self.ids(&[at]);
+        for change in changes {
+            match self.ledger.perform(&ids, &change).await {
+                Ok(()) => {}
+                Err(failure) if failure.reason == STOPPED => return None,
+                Err(failure) => return Some(End::failed(&change.summary(), &failure)),
+            }
+        }
+        let why = "applied at the end of the run".to_owned();
+        Some(End::new(Outcome::Changed, why))
     }
 
     /// Starts and finishes work. Returns whether the state of a step changed.
@@ -371,7 +387,7 @@ impl<'s> Applying<'s> {
             }
             return true;
         }
-        let mut locks = BTreeSet::from([Lock::Packages, Lock::Downloads]);
+        let mut locks = BTreeSet::from([Lock::Packages]);
         // A refresh of the lists only needs the package lock, not the other locks of the steps.
         if shared.change != Change::RefreshRepositories {
             for at in &shared.steps {
@@ -381,19 +397,8 @@ impl<'s> Applying<'s> {
         if !self.free(&locks) {
             return false;
         }
-        let following = match &shared.change {
-            Change::InstallPackages { .. } => following(&self.jobs, &shared),
-            _ => None,
-        };
         self.begin(&shared.steps);
         let ledger = self.ledger.clone();
-        if let Some(next) = following {
-            let (ledger, ids) = (ledger.clone(), self.ids(&next.steps));
-            self.start(Vec::new(), BTreeSet::from([Lock::Downloads]), async move {
-                ledger.prepare(&ids, &next.change).await;
-                Done::Prepared
-            });
-        }
         let ids = self.ids(&shared.steps);
         self.start(shared.steps.clone(), locks, async move {
             let failed = ledger
@@ -515,7 +520,6 @@ impl<'s> Applying<'s> {
                     }
                 }
             }
-            Done::Prepared => {}
             Done::Paused { at } => {
                 self.jobs[at].busy = false;
                 // State that was read before the pause is outdated.

@@ -103,18 +103,6 @@ pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<PackageWork> {
     Some(union(jobs, for_long_ones.into_iter()))
 }
 
-/// Returns the package transaction that follows this work, as far as it is known.
-pub(super) fn following(jobs: &[Job], work: &PackageWork) -> Option<PackageWork> {
-    let waits = |at: &usize| {
-        let job = &jobs[*at];
-        let next = job.pending().first().and_then(batch);
-        job.ended.is_none() && job.decided && !job.busy && next == Some(Batch::Install)
-    };
-    let others = (0..jobs.len()).filter(|at| !work.steps.contains(at));
-    let next = union(jobs, others.filter(waits));
-    (!next.steps.is_empty()).then_some(next)
-}
-
 /// Whether a change compiles a module.
 const fn compiles(change: &Change) -> bool {
     matches!(change, Change::BuildModule { .. })

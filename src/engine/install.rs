@@ -51,7 +51,7 @@ impl Session {
 
     async fn attempt(&self) -> Result<RunReport, EngineError> {
         let lock = self.tools.lock()?;
-        self.tools.end_package_work().await;
+        self.tools.resume_paused().await;
         let (journal, history) = Journal::open(
             &self.tools.host,
             self.tools.events.run(),
@@ -262,7 +262,7 @@ impl Session {
             report.to_ready = self.to_ready(&report);
         }
         // A run that builds a module keeps timers paused until its end.
-        self.tools.end_package_work().await;
+        self.tools.resume_paused().await;
         self.tools.finished(&report);
         drop(lock);
         Ok(report)

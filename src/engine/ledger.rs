@@ -72,13 +72,6 @@ impl Ledger {
         }
     }
 
-    /// Starts the downloads of a change that is applied later.
-    pub(super) async fn prepare(&self, steps: &[StepId], change: &Change) {
-        let events = &self.events;
-        let sink = EventSink { events, steps };
-        self.change_applier.prepare(change, &sink).await;
-    }
-
     /// Closes the intents that an interrupted run left open.
     pub(super) async fn reconcile(&self) -> Result<Vec<String>, JournalError> {
         let mut notes = Vec::new();

@@ -597,12 +597,12 @@ impl Tools {
     }
 
     /// Starts the timers that this run or an interrupted one has paused.
-    async fn end_package_work(&self) {
+    async fn resume_paused(&self) {
         let sink = events::EventSink {
             events: &self.events,
             steps: &[],
         };
-        self.change_applier.end_package_work(&sink).await;
+        self.change_applier.resume_paused(&sink).await;
     }
 
     fn finished(&self, report: &RunReport) {

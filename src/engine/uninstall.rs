@@ -106,7 +106,7 @@ fn title(titles: &[StepTitle], id: &StepId) -> String {
 /// If the run cannot start or cannot be recorded. Failed undos are in the report.
 pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport, EngineError> {
     let lock = tools.lock()?;
-    tools.end_package_work().await;
+    tools.resume_paused().await;
     let (journal, history) =
         Journal::open(&tools.host, tools.events.run(), tools.events.secrets())?;
     let title = |id: &StepId| title(titles, id);

@@ -1,5 +1,6 @@
-//! `packages.triggers`: the package triggers that transactions of this run, or of an interrupted one, left for later. They run
-//! while the node is validated and joins. Nothing in a run depends on them.
+//! `packages.triggers`: the package triggers that transactions of this run, or of an interrupted one, have deferred: the update of
+//! the initramfs. They run while the node is validated and joins. No other step depends on them. `kernel.deny`, which may also
+//! rebuild an initramfs, is always finished before.
 
 use super::{CLUSTER_PACKAGES, PACKAGES_HOLD, PACKAGES_TRIGGERS, packages};
 use crate::{

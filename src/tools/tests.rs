@@ -232,8 +232,6 @@ fn package_commands(value: &str) -> Vec<Cmd> {
         cmds.push(backend.refresh(&settings, true));
         cmds.extend(backend.configure());
         cmds.extend(backend.run_triggers(&owned));
-        let downloads = backend.remove_own_downloads();
-        cmds.extend(downloads.map(|(remove, _)| remove));
         cmds.extend(backend.forget_keys(&owned));
         cmds.extend(backend.follow_up(&files).expect("a cache"));
         let marks = [Mark::Hold, Mark::Unhold, Mark::Automatic];
@@ -275,9 +273,7 @@ fn package_commands(value: &str) -> Vec<Cmd> {
             for removals in [Removals::None, Removals::Approved] {
                 cmds.push(backend.perform(&settings, request, removals));
             }
-            let download = backend.download(&settings, request);
-            cmds.extend(backend.with_own_downloads(download.clone()));
-            cmds.push(backend.leave_triggers(download));
+            cmds.push(backend.defer_triggers(backend.download(&settings, request)));
             queries.push(backend.simulate(&settings, request));
             queries.push(backend.estimate(&settings, request));
         }

@@ -15,8 +15,7 @@ use crate::{
     state::State,
 };
 
-const OPTIONS: [&str; 16] = [
-    "Dir::Cache::Archives=",
+const OPTIONS: [&str; 15] = [
     "Dpkg::Options::=--no-triggers",
     "Acquire::ForceHash=SHA256",
     "DPkg::Lock::Timeout=",
@@ -150,7 +149,6 @@ pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output
     match line.verb.as_str() {
         "install" if line.fix => Ok(sub_process(dpkg::configure_pending(files, state, &[]))),
         "install" => install(cmd, files, state, &line),
-        "clean" => Ok(ok("")),
         "purge" | "remove" => Ok(remove(files, state, &line)),
         "dist-upgrade" if line.simulate => Ok(crate::upgrade::simulate(files)),
         verb => panic!(

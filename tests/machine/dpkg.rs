@@ -377,8 +377,8 @@ pub fn dpkg(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     }
 }
 
-/// Packages that are interested in the files of every package.
-const INTERESTED: [&str; 3] = ["libc-bin", "initramfs-tools", "man-db"];
+/// Packages whose triggers the scripts of all packages activate.
+const INTERESTED: [&str; 2] = ["libc-bin", "initramfs-tools"];
 
 /// Sets the state of packages whose triggers are activated or run.
 pub fn set_triggers(files: &FakeFiles, only: Option<&[&str]>, state: &str) {

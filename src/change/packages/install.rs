@@ -16,7 +16,6 @@ use crate::{
     config::desired::{LockedPackages, PackageSpec},
     error::one_line,
     facts::detection::{carries_driver, is_driver_part},
-    host::Cmd,
     model::{
         pattern,
         version::{Branch, DriverVersion},
@@ -29,7 +28,7 @@ use crate::{
 /// A simulated transaction.
 pub(super) struct SimulatedTransaction {
     /// Packages to install, with their versions.
-    pub(super) packages: Vec<String>,
+    packages: Vec<String>,
     /// Packages to remove.
     removing: Vec<String>,
     /// Whether installed packages are replaced.
@@ -103,6 +102,8 @@ impl Applier {
         let before = self.caching();
         let resolved = before.resolve_locked(specs).await?;
         let Some(mut work) = before.work_with_sizes(&resolved, removing).await? else {
+            // An earlier attempt may have failed after it installed the packages.
+            self.run_needed_triggers(sink).await?;
             return Ok((resolved, Vec::new()));
         };
         let (request, actions) = (work.request(), &work.actions);
@@ -118,12 +119,7 @@ impl Applier {
             // Each download may import keys.
             self.record_before_download(undo).await?;
         }
-        let is_early = self.is_downloaded_early(&work.packages);
-        let from_downloads = |cmd: Cmd| match is_early {
-            true => self.backend.with_own_downloads(cmd.clone()).unwrap_or(cmd),
-            false => cmd,
-        };
-        let download = from_downloads(self.backend.download(&settings, &request));
+        let download = self.backend.download(&settings, &request);
         self.run_once("download packages", &download, downloads, sink)
             .await?;
         if !work.removing.is_empty() && self.backend.performs_from_downloads() {
@@ -138,7 +134,7 @@ impl Applier {
         }
         let (request, actions) = (work.request(), &work.actions);
         let cmd = self.backend.perform(&settings, &request, removals(actions));
-        let cmd = from_downloads(self.backend.leave_triggers(cmd));
+        let cmd = self.backend.defer_triggers(cmd);
         if later && self.backend.scripts_may_leave_modules() {
             self.compile_later(actions)?;
         }
@@ -275,7 +271,7 @@ impl Applier {
 
     /// Like [`Self::resolve`], but first checks that all packages of the lock file are available, so that the error lists all
     /// that are not, before any package is changed.
-    pub(super) async fn resolve_locked(
+    async fn resolve_locked(
         &self,
         specs: &[PackageSpec],
     ) -> Result<BTreeMap<String, String>, ChangeError> {

@@ -16,7 +16,6 @@ mod inventory;
 mod lists;
 mod merge;
 mod module_package;
-mod prefetch;
 mod record;
 mod reduce;
 mod repair;

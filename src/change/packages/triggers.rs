@@ -1,6 +1,5 @@
 //! Package triggers. A transaction only runs those that other packages or running programs may depend on. The others take
-//! seconds to minutes (a new initramfs, the index of the man pages), and run once for all transactions of a run, while the node
-//! is validated.
+//! seconds to minutes (a new initramfs), and run once for all transactions of a run, while the node is validated.
 
 use super::of_class;
 use crate::{
@@ -15,18 +14,20 @@ impl Applier {
     /// Runs the triggers that a transaction left, except those that may run later.
     pub(super) async fn run_needed_triggers(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         const WHAT: &str = "run package triggers";
-        for _ in 0..PASSES {
-            let pending = self.backend.pending_triggers(&*self.host.files)?;
-            let needed = match self.backend.run_triggers(&pending.needed) {
-                Some(cmd) if !pending.needed.is_empty() => cmd,
+        for pass in 0..=PASSES {
+            let pending = self.backend.pending_triggers(&*self.host.files)?.needed;
+            let needed = match self.backend.run_triggers(&pending) {
+                Some(cmd) if !pending.is_empty() => cmd,
                 _ => return Ok(()),
             };
+            if pass == PASSES {
+                let names = pending.join(", ");
+                let what = format!("{WHAT}: still pending after {PASSES} passes: {names}");
+                return Err(of_class(FailureClass::Interrupted, what));
+            }
             self.run_once(WHAT, &needed, 0, sink).await?;
         }
-        Err(of_class(
-            FailureClass::Interrupted,
-            format!("{WHAT}: still pending after {PASSES} passes"),
-        ))
+        Ok(())
     }
 
     /// Runs all remaining triggers.

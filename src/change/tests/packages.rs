@@ -149,7 +149,7 @@ async fn timers_are_paused_until_the_run_ends() {
         build(&machine.applier, &machine, kernel).await;
         assert!(!timer_runs(&machine), "{kernel}");
     }
-    ApplyChanges::end_package_work(&machine.applier, &machine.sink).await;
+    ApplyChanges::resume_paused(&machine.applier, &machine.sink).await;
     assert!(timer_runs(&machine));
     assert!(!machine.fakes.files.snapshot().text().contains(STATE));
 }
@@ -167,7 +167,7 @@ async fn build_during_package_work_starts_no_timer() {
     work.await.unwrap();
     // The timer stays paused, because the same run may install kernel packages later.
     assert!(!timer_runs(&machine));
-    ApplyChanges::end_package_work(&machine.applier, &machine.sink).await;
+    ApplyChanges::resume_paused(&machine.applier, &machine.sink).await;
     assert!(timer_runs(&machine));
 }
 
@@ -522,7 +522,7 @@ async fn timers_of_an_interrupted_run_are_restarted() {
     assert!(machine.recover(&undo).await.is_nothing());
     // `reconcile` starts no timer, because the engine also calls it for failed changes while another step changes packages.
     assert_eq!(machine.units.all()["apt-daily.timer"].1, "inactive");
-    machine.restarted().end_package_work(&machine.sink).await;
+    machine.restarted().resume_paused(&machine.sink).await;
     assert_eq!(machine.units.all()["apt-daily.timer"].1, "active");
     assert!(!machine.fakes.files.exists(PAUSED.into()).unwrap());
 }
@@ -568,7 +568,7 @@ async fn failed_timer_start_is_reported_and_retried(kind: Kind) {
     let undo = machine.capture(&change).await;
     assert!(machine.reconcile(&undo).await.is_nothing());
     machine.units.put("broken.timer", "enabled", "active");
-    ApplyChanges::end_package_work(&machine.applier, &machine.sink).await;
+    ApplyChanges::resume_paused(&machine.applier, &machine.sink).await;
     assert!(!machine.fakes.files.exists(PAUSED.into()).unwrap());
 }
 

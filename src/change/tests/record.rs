@@ -131,7 +131,7 @@ async fn later_changes_survive_undo_of_an_interruption(kind: Kind) {
         // The administrator changes the machine before the next run.
         vim_comes(&apt);
         let restarted = machine.restarted();
-        restarted.end_package_work(&machine.sink).await;
+        restarted.resume_paused(&machine.sink).await;
         let undo = restarted.reconcile(&undo, &machine.sink).await.unwrap();
         restarted.revert(&undo, &machine.sink).await.unwrap();
         assert!(apt.remove("vim"), "{n}");

@@ -116,7 +116,7 @@ impl ApplyChanges for FileChanges {
         Arc::new(NoChanges)
     }
 
-    async fn end_package_work(&self, _: &dyn Sink) {
+    async fn resume_paused(&self, _: &dyn Sink) {
         *self.resumed.lock().unwrap() += 1;
     }
 
@@ -252,8 +252,6 @@ impl ApplyChanges for FileChanges {
         }
         self.reconcile(&undo, sink).await
     }
-
-    async fn prepare(&self, _: &Change, _: &dyn Sink) {}
 
     async fn reconcile(&self, undo: &Undo, _: &dyn Sink) -> Result<Undo, ChangeError> {
         if *self.blind.lock().unwrap() {

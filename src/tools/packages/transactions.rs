@@ -1,7 +1,5 @@
 //! The commands that change packages, and the parsers of their output.
 
-use camino::Utf8Path;
-
 use super::{
     Action, Estimate, Mark, Package, PendingTriggers, Removals, Settings, TransactionRequest,
 };
@@ -45,17 +43,6 @@ pub trait Transactions {
     /// Downloads the packages of a transaction.
     fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd;
 
-    /// Makes [`Self::download`] and [`Self::perform`] use another directory for the downloaded packages, so that the download
-    /// can run while another transaction is performed. `None` if the manager cannot do this.
-    fn with_own_downloads(&self, _cmd: Cmd) -> Option<Cmd> {
-        None
-    }
-
-    /// Removes the packages in the directory of [`Self::with_own_downloads`], and returns the directory. `None` as above.
-    fn remove_own_downloads(&self) -> Option<(Cmd, &'static Utf8Path)> {
-        None
-    }
-
     /// Performs a simulated and approved transaction.
     fn perform(
         &self,
@@ -90,8 +77,8 @@ pub trait Transactions {
     /// Configures packages that are unpacked but not configured. `None` if the manager has no such state.
     fn configure(&self) -> Option<Cmd>;
 
-    /// Makes a transaction leave the triggers of packages for [`Self::run_triggers`].
-    fn leave_triggers(&self, cmd: Cmd) -> Cmd {
+    /// Makes a transaction defer the triggers of packages to [`Self::run_triggers`], if the manager can.
+    fn defer_triggers(&self, cmd: Cmd) -> Cmd {
         cmd
     }
 

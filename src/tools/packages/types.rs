@@ -427,7 +427,7 @@ pub enum Mark {
 pub struct PendingTriggers {
     /// Other packages or running programs may depend on them.
     pub needed: Vec<String>,
-    /// They only affect the next boot or the documentation.
+    /// They only affect the next boot.
     pub deferrable: Vec<String>,
 }
 

@@ -3,8 +3,6 @@
 
 use std::time::Duration;
 
-use camino::Utf8Path;
-
 use super::{Apt, estimate, simulation, triggers};
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles},
@@ -21,10 +19,6 @@ const LOCKS: [&str; 4] = [
     "/var/lib/apt/lists/lock",
     "/var/cache/apt/archives/lock",
 ];
-
-/// The directory of packages that are downloaded while another transaction is performed. apt creates missing directories only
-/// in its cache directory (`CreateAPTDirectoryIfNeeded` of apt).
-const OWN_DOWNLOADS: &str = "/var/cache/apt/gpu-bootstrap";
 
 /// The time limit of a transaction. A transaction with a DKMS build takes some minutes on a healthy machine.
 const DEADLINE: Duration = Duration::from_secs(45 * 60);
@@ -232,19 +226,7 @@ impl Transactions for Apt {
         true
     }
 
-    fn with_own_downloads(&self, mut cmd: Cmd) -> Option<Cmd> {
-        cmd.args
-            .insert(0, format!("-oDir::Cache::Archives={OWN_DOWNLOADS}/"));
-        Some(cmd)
-    }
-
-    fn remove_own_downloads(&self) -> Option<(Cmd, &'static Utf8Path)> {
-        let args = [&format!("-oDir::Cache::Archives={OWN_DOWNLOADS}/"), "clean"];
-        let cmd = quiet(Cmd::new("apt-get", args)).deadline(Duration::from_secs(60));
-        Some((cmd, Utf8Path::new(OWN_DOWNLOADS)))
-    }
-
-    fn leave_triggers(&self, mut cmd: Cmd) -> Cmd {
+    fn defer_triggers(&self, mut cmd: Cmd) -> Cmd {
         // dpkg(1): activations are still recorded.
         cmd.args
             .insert(0, "-oDpkg::Options::=--no-triggers".to_owned());

@@ -449,7 +449,7 @@ Status: install ok installed
 
     #[test]
     fn only_triggers_that_cannot_wait_are_an_interruption() {
-        for (name, found) in [("man-db", None), ("libc-bin", Some("dpkg"))] {
+        for (name, found) in [("initramfs-tools", None), ("libc-bin", Some("dpkg"))] {
             let files = FakeFiles::new();
             let text = format!("Package: {name}\nStatus: install ok triggers-pending\n");
             files.put(DATABASE, text);

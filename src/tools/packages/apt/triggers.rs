@@ -7,9 +7,11 @@ use crate::{
     tools::packages::PendingTriggers,
 };
 
-/// Packages whose triggers may run later: the initramfs is used by the next boot, and the index of the man pages by `apropos`.
-/// Source: `triggers` control files and `postinst` scripts of these packages in Debian 12.
-const DEFERRABLE: [&str; 2] = ["initramfs-tools", "man-db"];
+/// The package whose trigger may run later, because the initramfs is only used by the next boot. dpkg defers the activations by
+/// package scripts, such as those of driver packages, which call `update-initramfs`. It runs triggers that were activated by
+/// unpacked files while it configures the packages, even with `--no-triggers` (dpkg 1.21), so deferring others, such as the index
+/// of man pages, has no effect.
+const DEFERRABLE: &str = "initramfs-tools";
 
 /// Reads the packages with pending triggers from the package database.
 pub(super) fn pending(files: &dyn ReadFiles) -> Result<PendingTriggers, FilesError> {
@@ -31,7 +33,7 @@ fn parse(text: &str) -> PendingTriggers {
         let Some(name) = field("Package").filter(|_| is_pending) else {
             continue;
         };
-        if DEFERRABLE.contains(&name) {
+        if name == DEFERRABLE {
             found.deferrable.push(name.to_owned());
             continue;
         }
@@ -50,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn initramfs_and_man_pages_are_deferrable() {
+    fn only_the_initramfs_is_deferrable() {
         let paragraph = |name: &str, architecture: &str, status: &str| {
             format!(
                 "Package: {name}\nStatus: install ok {status}\nArchitecture: {architecture}\n\
@@ -66,7 +68,10 @@ mod tests {
             paragraph("waits", "amd64", "triggers-awaited"),
         ];
         let found = parse(&text.concat());
-        assert_eq!(found.needed, ["libc-bin:amd64", "update-glx"]);
-        assert_eq!(found.deferrable, ["initramfs-tools", "man-db"]);
+        assert_eq!(
+            found.needed,
+            ["libc-bin:amd64", "man-db:amd64", "update-glx"]
+        );
+        assert_eq!(found.deferrable, ["initramfs-tools"]);
     }
 }
