@@ -261,6 +261,10 @@ impl<'s> Applying<'s> {
             .iter()
             .position(|end| end.is_some_and(|outcome| !outcome.lets_go_on()))
         {
+            if self.jobs[at].before_reboot {
+                // See `finish_before_boot`.
+                return false;
+            }
             let why = self.jobs[upstream[dead]].not_because_of();
             self.end(at, End::new(Outcome::NotRun, why));
             return true;

@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::kit::{
-    Rig, WANTS, blocked, exists, file, fixed, install, needs, outcomes, satisfied, step, why, write,
+    Rig, Small, WANTS, blocked, exists, file, fixed, install, needs, outcomes, satisfied, step,
+    why, write,
 };
 use crate::{
     change::{Change, Lock},
@@ -35,6 +36,47 @@ fn module() -> super::kit::Small {
             needs(vec![write("/denied", ""), reboot()])
         }
     })
+}
+
+/// A step whose file the next boot reads.
+fn triggers(after: &'static str) -> Small {
+    let file = file("triggers", "/triggers", "x").after(&[after]);
+    Small(file.0.before_reboot())
+}
+
+#[tokio::test]
+async fn work_for_the_next_boot_is_finished_before_a_reboot() {
+    let rig = Rig::new([module(), triggers("module")]);
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::RebootRequired);
+    assert_eq!(
+        outcomes(&report),
+        ["module awaiting-boot", "triggers changed"]
+    );
+
+    let rig = Rig::new([module(), triggers("module")]);
+    *rig.change_applier.refuses.lock().unwrap() = Some("`/triggers`".to_owned());
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed);
+    assert_eq!(
+        outcomes(&report),
+        ["module awaiting-boot", "triggers failed"]
+    );
+    assert!(report.reboot.is_none());
+}
+
+#[tokio::test]
+async fn work_for_the_next_boot_is_finished_after_a_failure() {
+    let rig = Rig::new([file("validation", "/a", "x"), triggers("validation")]);
+    *rig.change_applier.fails.lock().unwrap() = Some("`/a`".to_owned());
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed);
+    assert_eq!(outcomes(&report), ["validation failed", "triggers changed"]);
+
+    let rig = Rig::new([file("validation", "/a", "x"), triggers("validation")]);
+    *rig.change_applier.fails.lock().unwrap() = Some("`/".to_owned());
+    let report = rig.install().await.unwrap();
+    assert_eq!(outcomes(&report), ["validation failed", "triggers not-run"]);
 }
 
 #[tokio::test]
