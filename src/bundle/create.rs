@@ -31,7 +31,7 @@ use crate::{
         secret::{has_login, without_logins},
         text::bytes,
     },
-    modules::{SOURCE_TIME_LIMIT, archive},
+    modules::{SOURCE_TIME_LIMIT, SourceError, archive},
     runtimes::{RuntimeKind, archive::ImageArchive},
     tools::{
         packages::{
@@ -474,14 +474,9 @@ impl Creation<'_> {
         let (name, trust) = (target.archive(), prebuilt.trust());
         let mut whys = Vec::new();
         for source in &prebuilt.sources {
-            let fetched = archive(self.host, source, &name, &trust);
+            let fetched = archive(self.host, source, &name, &trust, SOURCE_TIME_LIMIT);
             let fetched = tokio::time::timeout(SOURCE_TIME_LIMIT, fetched).await;
-            let fetched = fetched.unwrap_or_else(|_| {
-                Err(format!(
-                    "it took more than {} s",
-                    SOURCE_TIME_LIMIT.as_secs()
-                ))
-            });
+            let fetched = fetched.unwrap_or_else(|_| Err(SourceError::too_slow(SOURCE_TIME_LIMIT)));
             match fetched {
                 Ok((archive, signature)) => {
                     let path = Utf8Path::new(MODULES).join(&name);

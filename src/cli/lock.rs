@@ -12,6 +12,7 @@ use super::{
 use crate::{
     config::{
         desired::{Desired, PackagePolicy, Purpose},
+        kernel::is_dkms_package,
         lock::{Lock, LockedDriver, LockedSystem, MadeBy, release},
         values::Build,
     },
@@ -24,7 +25,6 @@ use crate::{
         trusted::{Trusted, refuse_foreign},
     },
     journal::Request,
-    modules::is_dkms_package,
     tools::packages::{Package, mirrors::by_package},
 };
 

@@ -263,7 +263,7 @@ async fn taken(
         source,
     } = match requirements.fetch(host, &args.source, time_limit).await {
         Ok(fetched) => fetched,
-        Err(why) => return compiled(why),
+        Err(error) => return compiled(error.why),
     };
     if let Err(why) = put(&*host.files, &args.places, &modules) {
         return compiled(format!("the modules cannot be written: {why}"));
@@ -427,7 +427,7 @@ mod tests {
         fakes.http.serve(&format!("{SOURCE}/{name}"), content);
         let taken = requirements(&host, &[])
             .await
-            .fetch_from(&host, SOURCE)
+            .fetch_from(&host, SOURCE, SOURCE_TIME_LIMIT)
             .await
             .expect("taken");
         let place: args::FetchedModule =
@@ -448,9 +448,10 @@ mod tests {
             async move {
                 requirements(&host, keys)
                     .await
-                    .fetch_from(&host, source)
+                    .fetch_from(&host, source, SOURCE_TIME_LIMIT)
                     .await
                     .err()
+                    .map(String::from)
                     .unwrap_or_default()
             }
         };
@@ -561,8 +562,11 @@ mod tests {
         let tag = oci::tag(&name);
         let why = async |keys: &[&str]| {
             let requirements = requirements(&host, keys).await;
-            (requirements.fetch_from(&host, OF_REGISTRY).await)
+            (requirements
+                .fetch_from(&host, OF_REGISTRY, SOURCE_TIME_LIMIT)
+                .await)
                 .err()
+                .map(String::from)
                 .unwrap_or_default()
         };
         assert_eq!(why(&[]).await, format!("the registry has no tag `{tag}`"));
@@ -606,9 +610,10 @@ mod tests {
             .expect("a lock")
             .insert(other_tag, manifest);
         let refused = other
-            .fetch_from(&host, OF_REGISTRY)
+            .fetch_from(&host, OF_REGISTRY, SOURCE_TIME_LIMIT)
             .await
             .err()
+            .map(String::from)
             .unwrap_or_default();
         assert!(
             refused.contains("the artifact has no `nvidia-535.261.04"),
@@ -687,7 +692,12 @@ mod tests {
         }
         driver.prebuilt = None;
         let taker = self::requirements(&host, &[ITS_PUBLIC]).await;
-        assert!(taker.fetch_from(&host, OF_REGISTRY).await.is_ok());
+        assert!(
+            taker
+                .fetch_from(&host, OF_REGISTRY, SOURCE_TIME_LIMIT)
+                .await
+                .is_ok()
+        );
         // Publish to a directory that is writable only by root.
         let directory = Publish {
             to: "/srv/modules".to_owned(),

@@ -229,6 +229,9 @@ pub struct Guard {
     pub kernels: Vec<String>,
     /// Packages that require a driver of exactly their version, such as the fabric manager.
     pub exact: Vec<String>,
+    /// This machine never compiles driver modules, so no DKMS package of the driver is installed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub without_compiler: bool,
     /// The versions of a lock file. No other packages are installed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lock: Option<LockedPackages>,
@@ -462,7 +465,8 @@ impl DriverSpec {
     pub fn take_module(&mut self, method: &ModuleMethod) {
         self.compiled_as.clone_from(&method.compiled_as);
         self.module.clone_from(&method.module);
-        self.prebuilt_instead_of = (method.prebuilt.as_ref()).map(|replaced| replaced.name.clone());
+        self.prebuilt_instead_of =
+            (method.prebuilt.as_ref()).map(|(replaced, _)| replaced.name.clone());
     }
 }
 

@@ -90,7 +90,7 @@ impl<'a> DriverInputs<'a> {
         );
         if self.config.prebuilt.only {
             methods = (methods.into_iter())
-                .map(ModuleMethod::without_compiler)
+                .map(|method| method.without_compiler(pick.flavor))
                 .filter(|method| !method.is_compiled())
                 .collect();
         }
@@ -103,7 +103,8 @@ impl<'a> DriverInputs<'a> {
         };
         let packages = self.placeholders.for_kernels(&first.packages);
         let compiled_as = first.compiled_as.clone();
-        let prebuilt_instead_of = (first.prebuilt.as_ref()).map(|replaced| replaced.name.clone());
+        let prebuilt_instead_of =
+            (first.prebuilt.as_ref()).map(|(replaced, _)| replaced.name.clone());
         let pin = (!row.pin.is_empty()).then(|| Pin {
             name: "driver".into(),
             packages: row.pin.clone(),

@@ -182,8 +182,9 @@ settings! {
         /// login` stored for root. See [prebuilt driver modules](#prebuilt-driver-modules).
         pub sources: Option<Vec<ModuleSource>> => "`[]`",
         /// `true`: this machine never compiles driver modules. `install` builds a package from the archive with the modules of
-        /// each kernel that the machine may boot, and installs it together with the driver, so that kernel headers, DKMS
-        /// and a compiler are not installed. If no source has such an archive, the run is blocked before the first change.
+        /// the running kernel, and of the kernel of the next boot, and installs it together with the driver, so that kernel
+        /// headers, DKMS and a compiler are not installed. If no source has such an archive, the run is blocked before the
+        /// first change.
         /// Only on Debian and Ubuntu, and not with a lock file. See [machines without a
         /// compiler](#machines-without-a-compiler).
         pub only: bool = false,

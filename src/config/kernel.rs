@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     compat::kernels::KernelPolicy,
     model::{
+        gpu::Flavor,
         packages::PackageSpec,
         pattern,
         version::{Branch, KernelVersion},
@@ -21,8 +22,29 @@ const FOR: &str = " for ";
 /// (`kernel6.12`).
 const SERIES_UNLESS: &str = "{series-unless:";
 
-/// Start of the names of the packages with prebuilt modules, which gpu-bootstrap builds. The kernel follows.
+/// Start of the names of the packages with prebuilt modules, which gpu-bootstrap builds.
 pub const PREBUILT: &str = "nvidia-prebuilt-modules-";
+
+/// Returns the start of the names of these packages for a flavor. The kernel follows, which starts with a digit.
+pub const fn prebuilt_prefix(flavor: Flavor) -> &'static str {
+    match flavor {
+        Flavor::Open => "nvidia-prebuilt-modules-open-",
+        Flavor::Proprietary => PREBUILT,
+    }
+}
+
+/// Returns the flavor and the kernel of a package with prebuilt modules, or `None` for another package.
+pub fn prebuilt_of(name: &str) -> Option<(Flavor, &str)> {
+    [Flavor::Open, Flavor::Proprietary]
+        .into_iter()
+        .find_map(|flavor| Some((flavor, name.strip_prefix(prebuilt_prefix(flavor))?)))
+}
+
+/// Whether it is a DKMS package: one with the source from which DKMS compiles a module. All of them have `dkms` in their names.
+/// The metapackage for precompiled modules on Ubuntu is `nvidia-headless-no-dkms-580-server`.
+pub fn is_dkms_package(name: &str) -> bool {
+    name.contains("nvidia") && name.contains("dkms") && !name.contains("no-dkms")
+}
 
 /// How to install a kernel. The texts are `NAME` or `NAME=VERSION`, with the placeholders `{kernel}`,
 /// `{kernel-version}`, `{variant}`, `{abi}`, `{flavor}`, `{series}`, and `{series-unless:6.1}`, which is empty for a
@@ -100,9 +122,9 @@ pub struct ModuleMethod {
     pub compiled_as: Option<String>,
     /// File name of the module.
     pub module: String,
-    /// The DKMS package that packages with prebuilt modules replace (`driver.prebuilt.only`), see [`PREBUILT`].
+    /// The DKMS package that packages with prebuilt modules replace (`driver.prebuilt.only`), and its flavor, see [`PREBUILT`].
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prebuilt: Option<PackageSpec>,
+    pub prebuilt: Option<(PackageSpec, Flavor)>,
     /// The branch of the packages, if the package lists decide which branch has a module for the kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub branch: Option<Branch>,
@@ -119,8 +141,8 @@ impl ModuleMethod {
 
     /// Returns the same method with prebuilt modules: without compiler, headers and DKMS package. A method with precompiled
     /// modules, or without a DKMS package, is unchanged.
-    pub(super) fn without_compiler(self) -> Self {
-        let is_replaced = |spec: &PackageSpec| spec.name.contains("dkms");
+    pub(super) fn without_compiler(self, flavor: Flavor) -> Self {
+        let is_replaced = |spec: &PackageSpec| is_dkms_package(&spec.name);
         let replaced = self.packages.iter().find(|spec| is_replaced(spec)).cloned();
         let (Some(replaced), true) = (replaced, self.is_compiled()) else {
             return self;
@@ -131,15 +153,15 @@ impl ModuleMethod {
             packages,
             headers: Vec::new(),
             compiled_as: None,
-            prebuilt: Some(replaced),
+            prebuilt: Some((replaced, flavor)),
             ..self
         }
     }
 
     /// Returns the package with the prebuilt modules of a kernel, with a placeholder for the kernel.
     pub fn prebuilt_package(&self) -> Option<PackageSpec> {
-        self.prebuilt.as_ref().map(|replaced| PackageSpec {
-            name: format!("{PREBUILT}{{kernel}}"),
+        (self.prebuilt.as_ref()).map(|(replaced, flavor)| PackageSpec {
+            name: format!("{}{{kernel}}", prebuilt_prefix(*flavor)),
             version: replaced.version.clone(),
         })
     }
@@ -206,7 +228,7 @@ impl ModuleMethod {
 
     /// Sets these packages to exact versions.
     pub fn fix(&mut self, exact: &[PackageSpec]) {
-        if let Some(replaced) = &mut self.prebuilt
+        if let Some((replaced, _)) = &mut self.prebuilt
             && let Some(one) = exact.iter().find(|one| one.name.starts_with(PREBUILT))
         {
             replaced.version.clone_from(&one.version);

@@ -386,6 +386,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     desired.packages.guard.modules = (desired.kernel.iter())
         .flat_map(KernelSpec::module_patterns)
         .collect();
+    desired.packages.guard.without_compiler = config.driver.prebuilt.only;
     desired.packages.guard.exact = (desired.driver.iter())
         .flat_map(DriverSpec::exact_names)
         .cloned()

@@ -17,7 +17,7 @@ use super::{
     retry::{Retries, RetryPolicy},
 };
 use crate::{
-    change::{Change, ChangeError, Lock, packages::Simulation},
+    change::{Change, ChangeError, Class, Lock, packages::Simulation},
     error::{causes, one_line},
     event::{Event, Outcome},
     journal::AppliedChange,
@@ -166,6 +166,12 @@ impl Session {
         let hint = failure.hint.unwrap_or_default();
         if failure.depends_on_lists && !self.inner.state().lists_are_new() {
             Assessment::BlockedByOldLists { why, hint }
+        } else if failure.class == Class::SourceUnavailable {
+            Assessment::BlockedNow {
+                why,
+                hint,
+                retryable: Some(Duration::MAX),
+            }
         } else {
             Assessment::blocked(why, hint)
         }

@@ -39,7 +39,7 @@ impl HttpError {
 }
 
 /// Whether a status is transient.
-fn status_passes(status: u16) -> bool {
+pub(crate) fn status_passes(status: u16) -> bool {
     matches!(status, 408 | 425 | 429 | 500..)
 }
 

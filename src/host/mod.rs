@@ -31,6 +31,7 @@ pub use gpu::{
     MigShare, MigSupport, Nvml, NvmlDevice, NvmlView, bare_uuid,
 };
 pub use health::GpuHealth;
+pub(crate) use http::status_passes;
 pub use http::{Http, HttpError, HttpRequest, HttpResponse, Method, RetryLimit, Route, ask_again};
 pub use system::System;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{archive, compiler};
+use super::{SourceError, archive, compiler};
 use crate::{
     host::{FilesError, Host, digest::sha256},
     tools::{
@@ -52,43 +52,51 @@ impl Requirements {
         })
     }
 
-    /// Fetches the modules from the first source with matching modules.
+    /// Fetches the modules from the first source with matching modules. `time_limit` is that of each source.
     ///
     /// # Errors
-    /// If no source has them. The message contains the reason for each source.
+    /// If no source has them. The message contains the reason for each source. The error is transient if that of any source is.
     pub(crate) async fn fetch(
         &self,
         host: &Host,
         sources: &[String],
         time_limit: Duration,
-    ) -> Result<Fetched, String> {
-        let mut whys = Vec::new();
+    ) -> Result<Fetched, SourceError> {
+        let (mut whys, mut is_transient) = (Vec::new(), false);
         for source in sources {
-            let asked = tokio::time::timeout(time_limit, self.fetch_from(host, source)).await;
-            match asked
-                .unwrap_or_else(|_| Err(format!("it took more than {} s", time_limit.as_secs())))
-            {
+            let fetch = self.fetch_from(host, source, time_limit);
+            let result = tokio::time::timeout(time_limit, fetch).await;
+            match result.unwrap_or_else(|_| Err(SourceError::too_slow(time_limit))) {
                 Ok(fetched) => return Ok(fetched),
-                Err(why) => whys.push(format!("{source}: {why}")),
+                Err(error) => {
+                    whys.push(format!("{source}: {error}"));
+                    is_transient |= error.is_transient;
+                }
             }
         }
         let archive = self.purpose.archive();
-        Err(format!(
-            "no source had a matching {archive}: {}",
-            whys.join("; ")
-        ))
+        Err(SourceError {
+            why: format!("no source had a matching {archive}: {}", whys.join("; ")),
+            is_transient,
+        })
     }
 
     /// Fetches the modules from a source and checks them. They stay in memory, so that exactly the checked bytes are
     /// written.
-    pub(crate) async fn fetch_from(&self, host: &Host, source: &str) -> Result<Fetched, String> {
+    pub(crate) async fn fetch_from(
+        &self,
+        host: &Host,
+        source: &str,
+        time_limit: Duration,
+    ) -> Result<Fetched, SourceError> {
         let name = self.purpose.archive();
         let unsigned = self.trust.keys.is_empty();
         // The configuration also rejects this, but it is not read here.
         if unsigned && source.starts_with("http://") {
-            return Err("without `--public-key`, a URL must not start with `http://`".to_owned());
+            let why = "without a public key, a URL must not start with `http://`";
+            return Err(why.to_owned().into());
         }
-        let (archive, _) = archive(host, source, &name, &self.trust).await?;
+        let (archive, _) = archive(host, source, &name, &self.trust, time_limit).await?;
         let names = match &self.names {
             Some(names) => names.clone(),
             None => prebuilt::names(&archive).map_err(|why| format!("`{name}`: {why}"))?,
@@ -142,13 +150,13 @@ async fn magic(host: &Host, release: &str) -> Result<Option<String>, FilesError>
     }
     // If no installed program can decompress the module, its `vermagic` stays unknown. The kernel compares it again
     // when it loads a module.
-    let asked = host
+    let result = host
         .reader()
         .query(&kmod::field("vermagic", path.as_str()))
         .await;
-    let said = asked
+    let magic = result
         .ok()
         .filter(crate::host::Output::ok)
         .map(|output| output.stdout.trim_end_matches('\n').to_owned());
-    Ok(said.filter(|text| !text.is_empty()))
+    Ok(magic.filter(|text| !text.is_empty()))
 }

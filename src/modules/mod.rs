@@ -37,11 +37,57 @@ use crate::{
 /// The time limit for one source of modules. It is shorter than compiling, which takes 80 to 275 s.
 pub(crate) const SOURCE_TIME_LIMIT: Duration = Duration::from_secs(60);
 
+/// The same if the machine never compiles modules, so that a slow download is better than none.
+pub(crate) const ONLY_SOURCE_TIME_LIMIT: Duration = Duration::from_secs(300);
+
 /// Maximum number of attempts to write an archive and its signature if other machines write the same names.
 const WRITES: usize = 4;
 
 /// The maximum size of a signature, in bytes. A minisign signature has about 300.
 pub(crate) const SIGNATURE_LIMIT: u64 = 16 << 10;
+
+/// The reason that a source did not provide modules.
+#[derive(Debug, Clone, Default, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
+pub(crate) struct SourceError {
+    pub(crate) why: String,
+    /// Whether a later attempt may succeed, such as after a network failure.
+    pub(crate) is_transient: bool,
+}
+
+impl SourceError {
+    /// Adds the failed action or the source.
+    pub(crate) fn within(self, what: &str) -> Self {
+        Self {
+            why: format!("{what}: {}", self.why),
+            ..self
+        }
+    }
+
+    /// The source did not respond in time.
+    pub(crate) fn too_slow(limit: Duration) -> Self {
+        Self {
+            why: format!("it took more than {} s", limit.as_secs()),
+            is_transient: true,
+        }
+    }
+}
+
+/// A permanent reason.
+impl From<String> for SourceError {
+    fn from(why: String) -> Self {
+        Self {
+            why,
+            is_transient: false,
+        }
+    }
+}
+
+impl From<SourceError> for String {
+    fn from(error: SourceError) -> Self {
+        error.why
+    }
+}
 
 /// A DKMS build for one kernel.
 #[derive(Debug, Serialize)]
@@ -61,12 +107,6 @@ pub(crate) struct Built {
 
 /// The message if the builds cannot be read.
 pub(crate) const BUILDS_UNREADABLE: &str = "failed to read the modules built by DKMS";
-
-/// Whether it is a DKMS package: one with the source from which DKMS compiles a module. All of them have `dkms` in their names.
-/// The metapackage for precompiled modules on Ubuntu is `nvidia-headless-no-dkms-580-server`.
-pub(crate) fn is_dkms_package(name: &str) -> bool {
-    name.contains("nvidia") && name.contains("dkms") && !name.contains("no-dkms")
-}
 
 /// Returns the DKMS builds of the NVIDIA driver.
 pub(crate) fn built(files: &dyn ReadFiles) -> Result<Vec<Built>, FilesError> {
@@ -309,16 +349,21 @@ pub(crate) enum Source<'h> {
 }
 
 impl<'h> Source<'h> {
-    pub(crate) async fn of(host: &'h Host, source: &str, archive: &str) -> Result<Self, String> {
+    pub(crate) async fn of(
+        host: &'h Host,
+        source: &str,
+        archive: &str,
+        time_limit: Duration,
+    ) -> Result<Self, SourceError> {
         let Some(address) = Address::parse(source) else {
             let place = source.trim_end_matches('/').to_owned();
             return Ok(Self::Location(host, place));
         };
-        let mut registry = Registry::new(host, address, SOURCE_TIME_LIMIT);
+        let mut registry = Registry::new(host, address, time_limit);
         let tag = oci::tag(archive);
         match registry.layers(&tag).await? {
             Some(layers) => Ok(Self::Tag(registry, layers)),
-            None => Err(format!("the registry has no tag `{tag}`")),
+            None => Err(format!("the registry has no tag `{tag}`").into()),
         }
     }
 
@@ -327,35 +372,40 @@ impl<'h> Source<'h> {
         name: &str,
         limit: u64,
         unsigned: bool,
-    ) -> Result<Vec<u8>, String> {
+    ) -> Result<Vec<u8>, SourceError> {
         match self {
             Self::Location(host, place) => {
                 fetch(host, &format!("{place}/{name}"), limit, unsigned).await
             }
             Self::Tag(registry, layers) => match layers.iter().find(|layer| layer.is(name)) {
                 Some(layer) => registry.blob(layer, limit).await,
-                None => Err(format!("the artifact has no `{name}`")),
+                None => Err(format!("the artifact has no `{name}`").into()),
             },
         }
     }
 }
 
 /// Fetches an archive from a source, and verifies its signature. Without keys, archives need no signature, and none is returned.
+/// `time_limit` limits the requests to a registry.
 pub(crate) async fn archive(
     host: &Host,
     source: &str,
     name: &str,
     trust: &Trust,
-) -> Result<(Vec<u8>, Option<Vec<u8>>), String> {
+    time_limit: Duration,
+) -> Result<(Vec<u8>, Option<Vec<u8>>), SourceError> {
     let unsigned = trust.keys.is_empty();
-    let mut source = Source::of(host, source, name).await?;
+    let mut source = Source::of(host, source, name, time_limit).await?;
     let archive = source.bring(name, LIMIT, unsigned).await?;
     if unsigned {
         return Ok((archive, None));
     }
     let signature = format!("{name}{SIGNATURE}");
     let signature = source.bring(&signature, SIGNATURE_LIMIT, false).await;
-    let signature = signature.map_err(|why| format!("`{name}` is not signed: {why}"))?;
+    let signature = signature.map_err(|error| match error.is_transient {
+        true => error,
+        false => error.within(&format!("`{name}` is not signed")),
+    })?;
     prebuilt::verify(&archive, name, &signature, trust)
         .map_err(|why| format!("`{name}`: {why}"))?;
     Ok((archive, Some(signature)))
@@ -363,16 +413,25 @@ pub(crate) async fn archive(
 
 /// Reads a file from a directory or a web server. If archives need no signature, rejects directories that are writable by
 /// non-root users.
-async fn fetch(host: &Host, place: &str, limit: u64, unsigned: bool) -> Result<Vec<u8>, String> {
+async fn fetch(
+    host: &Host,
+    place: &str,
+    limit: u64,
+    unsigned: bool,
+) -> Result<Vec<u8>, SourceError> {
     let mut address = place.to_owned();
-    if place.starts_with('/') {
+    let is_local = place.starts_with('/');
+    if is_local {
         if unsigned {
             let path = Utf8PathBuf::from(place);
             in_directory(host, move |files| refuse_foreign(files, &path)).await?;
         }
         address = format!("file://{}", place.replace('%', "%25"));
     }
-    (host.http.get(&address, limit).await).map_err(|error| one_line(&error))
+    (host.http.get(&address, limit).await).map_err(|error| SourceError {
+        why: one_line(&error),
+        is_transient: !is_local && error.is_retryable(),
+    })
 }
 
 /// Packs a DKMS build. Returns the name and the content of the archive.

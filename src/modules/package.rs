@@ -2,9 +2,13 @@
 //! machine exported, and the package manager installs it together with the driver. Therefore no package that compiles modules is
 //! needed, and the package manager owns, holds and removes the modules.
 //!
-//! The files stay in the state directory until `uninstall`, so that a damaged package can be installed again without a source.
+//! The files stay in the state directory while their kernels are installed, so that a removed package can be installed again without
+//! a source.
 
-use std::sync::Arc;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -13,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     config::desired::{Desired, PackageSpec, Prebuilt},
     error::one_line,
-    host::{Cmd, Exec, ExecError, Files, FilesError, Host, Output, ReadFiles, exec::OnLine},
+    host::{Cmd, Exec, ExecError, Files, FilesError, Host, Output, ReadFiles, Stat, exec::OnLine},
     model::{gpu::Flavor, version::KernelVersion},
     tools::packages::{Backend, Builder},
 };
@@ -76,6 +80,7 @@ pub(crate) fn with_packages(host: &Host, desired: &Desired) -> Host {
                 inner: Arc::clone(&host.exec),
                 files: Arc::clone(&host.files),
                 builder,
+                known: Mutex::default(),
             }),
             ..host.clone()
         },
@@ -87,23 +92,100 @@ struct WithPackages {
     inner: Arc<dyn Exec>,
     files: Arc<dyn Files>,
     builder: &'static dyn Builder,
+    /// Whether a file is a complete package, with its metadata at that time.
+    known: Mutex<BTreeMap<Utf8PathBuf, (Stat, bool)>>,
+}
+
+impl WithPackages {
+    /// Returns the package files without damaged ones, with which every command of the package manager would fail.
+    fn complete(&self) -> Result<Vec<Utf8PathBuf>, FilesError> {
+        let directory = Utf8Path::new(DIRECTORY);
+        let mut complete = Vec::new();
+        for name in self.files.list(directory)? {
+            let path = directory.join(&name);
+            let Some(stat) = self.files.stat(&path)? else {
+                continue;
+            };
+            if name.ends_with(self.builder.suffix()) && self.is_complete(&path, stat)? {
+                complete.push(path);
+            }
+        }
+        Ok(complete)
+    }
+
+    fn is_complete(&self, path: &Utf8Path, stat: Stat) -> Result<bool, FilesError> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((then, is_complete)) = known.get(path)
+            && *then == stat
+        {
+            return Ok(*is_complete);
+        }
+        let is_complete = version_of(&*self.files, self.builder, path)?.is_some();
+        known.insert(path.to_owned(), (stat, is_complete));
+        Ok(is_complete)
+    }
 }
 
 #[async_trait]
 impl Exec for WithPackages {
     async fn run(&self, cmd: &Cmd, on_line: &mut OnLine<'_>) -> Result<Output, ExecError> {
-        let directory = Utf8Path::new(DIRECTORY);
-        let names = (self.files.list(directory)).map_err(|error| ExecError::Spawn {
+        if !self.builder.reads_sources(cmd) {
+            return self.inner.run(cmd, on_line).await;
+        }
+        let files = self.complete().map_err(|error| ExecError::Spawn {
             command: cmd.line(),
             why: one_line(&error),
         })?;
-        let files: Vec<Utf8PathBuf> = (names.iter())
-            .filter(|name| name.ends_with(self.builder.suffix()))
-            .map(|name| directory.join(name))
-            .collect();
-        let with_files = self.builder.with_files(cmd, &files);
-        self.inner
-            .run(with_files.as_ref().unwrap_or(cmd), on_line)
-            .await
+        let cmd = self.builder.with_files(cmd, &files);
+        self.inner.run(&cmd, on_line).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        host::fake,
+        tools::packages::{Manager, ModulePackage, Relations},
+    };
+
+    #[tokio::test]
+    async fn damaged_file_is_no_source_until_it_is_replaced() {
+        let (host, fakes) = fake::host();
+        fakes.exec.on("apt-cache", |_, _| fake::ok(""));
+        fakes.exec.on("dpkg", |_, _| fake::ok(""));
+        let backend: &'static dyn Backend = Manager::Apt.backend();
+        let exec = WithPackages {
+            inner: Arc::clone(&host.exec),
+            files: Arc::clone(&host.files),
+            builder: backend.builder().expect("a builder"),
+            known: Mutex::default(),
+        };
+        let package = ModulePackage {
+            relations: Relations {
+                name: "modules".to_owned(),
+                version: "1".to_owned(),
+                ..Relations::default()
+            },
+            architecture: "x86_64".to_owned(),
+            kernel: "6.1".to_owned(),
+            description: "modules".to_owned(),
+            files: vec![("/lib/modules/6.1/a.ko".into(), b"a module".to_vec())],
+        };
+        let whole = exec.builder.build(&package).expect("built");
+        let options = async || {
+            for cmd in [Cmd::new("dpkg", ["-l"]), Cmd::new("apt-cache", ["policy"])] {
+                exec.run(&cmd, &mut |_, _| {}).await.expect("runs");
+            }
+            fakes.exec.lines().pop().unwrap_or_default()
+        };
+        let path = format!("{DIRECTORY}/modules.deb");
+        fakes.files.put(&path, &whole[..whole.len() - 600]);
+        assert_eq!(options().await, "apt-cache policy");
+        fakes.files.put(&path, &whole[..]);
+        assert_eq!(
+            options().await,
+            format!("apt-cache -oAPT::Sources::With::={path} policy")
+        );
     }
 }

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use camino::Utf8Path;
 
+use super::SourceError;
 use crate::{
     error::one_line,
     host::{
         Cmd, Host, HttpError, HttpRequest, HttpResponse, Method, RetryLimit, Route, ask_again,
-        trusted::unusable_secret,
+        status_passes, trusted::unusable_secret,
     },
     model::secret::Secret,
     tools::oci::{self, Address, ArtifactLayer, Challenge, File, Login, challenge},
@@ -35,19 +36,24 @@ pub(crate) struct Registry<'h> {
 }
 
 /// The reason a request failed. The URL is omitted, because it may be a signed URL, with which anyone can download the file.
-fn silence(error: HttpError) -> String {
-    match error {
+fn silence(error: HttpError) -> SourceError {
+    let is_transient = error.is_retryable();
+    let why = match error {
         HttpError::Transport { why, .. } => why,
         HttpError::Status { status, .. } => format!("the server returned {status}"),
         HttpError::TooLarge { limit, .. } => format!("the response is larger than {limit} bytes"),
-    }
+    };
+    SourceError { why, is_transient }
 }
 
 /// Describes an unexpected response by its status and error code.
-fn refused(answer: &HttpResponse) -> String {
+fn refused(answer: &HttpResponse) -> SourceError {
     let word = oci::refusal(&answer.body);
     let word = word.map(|word| format!(" ({word})")).unwrap_or_default();
-    format!("the registry returned {}{word}", answer.status)
+    SourceError {
+        why: format!("the registry returned {}{word}", answer.status),
+        is_transient: status_passes(answer.status),
+    }
 }
 
 impl<'h> Registry<'h> {
@@ -72,16 +78,19 @@ impl<'h> Registry<'h> {
     }
 
     /// Returns the files of a tag, or `None` if the tag does not exist.
-    pub(crate) async fn layers(&mut self, tag: &str) -> Result<Option<Vec<ArtifactLayer>>, String> {
+    pub(crate) async fn layers(
+        &mut self,
+        tag: &str,
+    ) -> Result<Option<Vec<ArtifactLayer>>, SourceError> {
         let url = self.address.at(&format!("manifests/{tag}"));
         let what = format!("get `{url}`");
-        let failed = |why: String| format!("{what}: {why}");
+        let failed = |error: SourceError| error.within(&what);
         let accept = vec![("accept", Secret::new(oci::MANIFEST))];
         let asked = self.ask(Method::Get, &url, accept, SMALL).await;
         let answer = asked.map_err(failed)?;
         match answer.status {
             200 => (oci::layers(&answer.body).map(Some))
-                .map_err(|error| failed(format!("not an artifact manifest: {error}"))),
+                .map_err(|error| failed(format!("not an artifact manifest: {error}").into())),
             404 => Ok(None),
             _ => Err(failed(refused(&answer))),
         }
@@ -92,15 +101,16 @@ impl<'h> Registry<'h> {
         &mut self,
         layer: &ArtifactLayer,
         limit: u64,
-    ) -> Result<Vec<u8>, String> {
+    ) -> Result<Vec<u8>, SourceError> {
         if !layer.is_known() {
-            return Err("the digest is not a SHA-256 digest".to_owned());
+            return Err("the digest is not a SHA-256 digest".to_owned().into());
         }
         if layer.size > limit {
-            return Err(format!("the file is larger than {limit} bytes"));
+            return Err(format!("the file is larger than {limit} bytes").into());
         }
         let url = self.address.at(&format!("blobs/{}", layer.digest));
-        let failed = |why: String| format!("get `{url}`: {why}");
+        let what = format!("get `{url}`");
+        let failed = |error: SourceError| error.within(&what);
         let asked = self.ask(Method::Get, &url, Vec::new(), layer.size).await;
         let answer = asked.map_err(failed)?;
         let content = match answer.status {
@@ -109,8 +119,8 @@ impl<'h> Registry<'h> {
             300..400 => {
                 let place = answer.header("location").next().unwrap_or_default();
                 let place = self.address.elsewhere(place);
-                let place =
-                    place.ok_or_else(|| failed("redirected to a URL without HTTPS".to_owned()))?;
+                let place = place
+                    .ok_or_else(|| failed("redirected to a URL without HTTPS".to_owned().into()))?;
                 let got = self.send_as(None, &Method::Get, &place, Vec::new(), layer.size);
                 match got.await.map_err(failed)? {
                     HttpResponse {
@@ -124,7 +134,7 @@ impl<'h> Registry<'h> {
         if layer.has(&content) {
             Ok(content)
         } else {
-            Err(failed("digest or size mismatch".to_owned()))
+            Err(failed("digest or size mismatch".to_owned().into()))
         }
     }
 
@@ -134,7 +144,7 @@ impl<'h> Registry<'h> {
             // The token may be read-only.
             (self.writes, self.authorization) = (true, None);
         }
-        let failed = |what: &str, why: String| format!("upload {what}: {why}");
+        let failed = |what: &str, why: SourceError| format!("upload {what}: {why}");
         for (name, content) in [("an empty configuration", oci::EMPTY)]
             .into_iter()
             .chain(files.iter().map(|file| (file.name, file.content)))
@@ -153,7 +163,7 @@ impl<'h> Registry<'h> {
         }
     }
 
-    async fn upload(&mut self, content: &[u8]) -> Result<(), String> {
+    async fn upload(&mut self, content: &[u8]) -> Result<(), SourceError> {
         let begin = self.address.at("blobs/uploads/");
         let begun = Method::Post(String::new());
         let answer = self.ask(begun, &begin, Vec::new(), SMALL).await?;
@@ -162,8 +172,9 @@ impl<'h> Registry<'h> {
         }
         let place = answer.header("location").next().unwrap_or_default();
         let place = (self.address).upload(place, &oci::digest(content));
-        let place =
-            place.ok_or("the registry requests an upload to another host, or without HTTPS")?;
+        let place = place.ok_or(
+            "the registry requests an upload to another host, or without HTTPS".to_owned(),
+        )?;
         let kind = vec![("content-type", Secret::new("application/octet-stream"))];
         let stored = Method::Store(content.to_vec());
         let answer = self.ask(stored, &place, kind, SMALL).await?;
@@ -180,7 +191,7 @@ impl<'h> Registry<'h> {
         url: &str,
         headers: Vec<(&'static str, Secret)>,
         limit: u64,
-    ) -> Result<HttpResponse, String> {
+    ) -> Result<HttpResponse, SourceError> {
         // An error response may be larger than the file.
         let limit = limit.max(SMALL);
         let answer = self.send(&method, url, headers.clone(), limit).await?;
@@ -190,7 +201,7 @@ impl<'h> Registry<'h> {
         self.log_in(&answer).await?;
         let answer = self.send(&method, url, headers, limit).await?;
         if answer.status == 401 {
-            return Err(self.unknown());
+            return Err(self.unknown().into());
         }
         Ok(answer)
     }
@@ -201,7 +212,7 @@ impl<'h> Registry<'h> {
         url: &str,
         headers: Vec<(&'static str, Secret)>,
         limit: u64,
-    ) -> Result<HttpResponse, String> {
+    ) -> Result<HttpResponse, SourceError> {
         let authorization = self.authorization.clone();
         (self.send_as(authorization, method, url, headers, limit)).await
     }
@@ -213,7 +224,7 @@ impl<'h> Registry<'h> {
         url: &str,
         mut headers: Vec<(&'static str, Secret)>,
         limit: u64,
-    ) -> Result<HttpResponse, String> {
+    ) -> Result<HttpResponse, SourceError> {
         headers.extend(authorization.map(|value| ("authorization", value)));
         let request = HttpRequest {
             method: method.clone(),
@@ -236,17 +247,18 @@ impl<'h> Registry<'h> {
         format!("authentication failed: {remedy}")
     }
 
-    async fn log_in(&mut self, refused: &HttpResponse) -> Result<(), String> {
+    async fn log_in(&mut self, rejected: &HttpResponse) -> Result<(), SourceError> {
         let login = self.login().await?;
         let scope = format!("repository:{}:pull,push", self.address.repository);
         let scope = self.writes.then_some(&*scope);
         let methods =
-            (refused.header("www-authenticate")).filter_map(|method| challenge(method, scope));
+            (rejected.header("www-authenticate")).filter_map(|method| challenge(method, scope));
         // Prefer a token, which only allows the requested access.
         let method = methods.max_by_key(|method| matches!(method, Challenge::Token(_)));
         self.authorization = match method {
             None => {
-                return Err("the registry requires an unsupported authentication method".to_owned());
+                let why = "the registry requires an unsupported authentication method";
+                return Err(why.to_owned().into());
             }
             Some(Challenge::Basic) => Some(login.ok_or_else(|| self.unknown())?),
             Some(Challenge::Token(address)) => {
@@ -255,6 +267,7 @@ impl<'h> Registry<'h> {
                 let answer = self.send(&Method::Get, &address, Vec::new(), SMALL).await?;
                 let token = match answer.status {
                     200 => oci::token(&answer.body),
+                    status if status_passes(status) => return Err(refused(&answer)),
                     _ => None,
                 };
                 Some(token.ok_or_else(|| self.unknown())?)
@@ -480,7 +493,7 @@ mod tests {
     async fn brought(host: &Host, limit: u64) -> Result<Vec<u8>, String> {
         let mut registry = of(host);
         let layers = registry.layers("t").await?.ok_or("no such tag")?;
-        registry.blob(&layers[0], limit).await
+        Ok(registry.blob(&layers[0], limit).await?)
     }
 
     #[tokio::test]
@@ -549,7 +562,7 @@ mod tests {
     #[tokio::test]
     async fn credentials_file_must_belong_to_root() {
         let (host, ..) = machine(FakeRegistry::default());
-        let why = async || of(&host).layers("t").await.expect_err("no login");
+        let why = async || String::from(of(&host).layers("t").await.expect_err("no login"));
         let wanted = why().await;
         assert!(wanted.contains("`docker login r.example:5000`"), "{wanted}");
         let kept = |auth: &str, mode| {
@@ -579,7 +592,7 @@ mod tests {
             .files
             .write(oci::LOGINS.into(), config.as_bytes(), 0o600))
         .expect("written");
-        let why = of(&host).layers("t").await.expect_err("no helper");
+        let why = String::from(of(&host).layers("t").await.expect_err("no helper"));
         assert!(
             why.contains("`docker-credential-ecr-login` is not installed"),
             "{why}"

@@ -15,7 +15,10 @@ use crate::{
         matrix::Matrix,
         pick::{Constraints, pick},
     },
-    config::desired::{Desired, DriverSpec, Existing, PackageSpec},
+    config::{
+        desired::{Desired, DriverSpec, Existing, PackageSpec},
+        kernel::is_dkms_package,
+    },
     dkms,
     facts::Facts,
     host::{FilesError, ReadFiles},
@@ -285,14 +288,14 @@ fn builds(module: &str, state: &DriverPackagesState) -> impl Iterator<Item = Cha
 
 /// Returns the build changes to run after an installation that does not build the module, because package scripts leave
 /// the builds to later changes, the DKMS sources are already installed (an interrupted run), or builds in package scripts
-/// are disabled. All packages with DKMS sources have `dkms` in their names.
+/// are disabled.
 fn builds_beside(
     driver: &DriverSpec,
     desired: &Desired,
     state: &DriverPackagesState,
 ) -> Vec<Change> {
     let sources: Vec<PackageSpec> = (driver.packages.iter())
-        .filter(|spec| spec.name.contains("dkms"))
+        .filter(|spec| is_dkms_package(&spec.name))
         .cloned()
         .collect();
     let is_left = !sources.is_empty()

@@ -114,7 +114,7 @@ pub const TOOLKIT_PACKAGES: StepId = StepId::new("toolkit.packages");
 /// All packages of the lock file have their locked versions.
 pub const PACKAGES_LOCK: StepId = StepId::new("packages.lock");
 pub const PACKAGES_HOLD: StepId = StepId::new("packages.hold");
-/// Step name.
+/// Package triggers that transactions have deferred.
 pub const PACKAGES_TRIGGERS: StepId = StepId::new("packages.triggers");
 /// CDI specification.
 pub const CDI: StepId = StepId::new("cdi");

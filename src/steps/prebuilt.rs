@@ -17,11 +17,14 @@ use crate::{
     change::{Change, Lock},
     config::{
         desired::{Desired, DriverSpec, PackageSpec, Prebuilt},
-        kernel::PREBUILT,
+        kernel::{prebuilt_of, prebuilt_prefix},
     },
     dkms,
     host::{FilesError, ReadFiles},
-    model::version::{DriverVersion, KernelVersion},
+    model::{
+        gpu::Flavor,
+        version::{DriverVersion, KernelVersion},
+    },
     modules::{
         built,
         package::{PackageBuild, path_of, version_of},
@@ -43,8 +46,13 @@ pub(super) fn step() -> Step {
             let Some(driver) = &desired.driver else {
                 return true;
             };
-            let is_only = driver.prebuilt_instead_of.is_some();
-            driver.prebuilt.is_some() && is_only == matches!(change, Change::BuildPackage { .. })
+            driver.prebuilt.is_some()
+                && match change {
+                    Change::BuildPackage { build } => {
+                        driver.prebuilt_instead_of.is_some() && build.flavor == driver.flavor
+                    }
+                    _ => driver.prebuilt_instead_of.is_none(),
+                }
         })
 }
 
@@ -162,6 +170,8 @@ struct PackagesState {
     installed: InstalledPackages,
     /// The versions of the package files, by package.
     built: BTreeMap<String, String>,
+    /// The available versions of the DKMS package, the preferred one first. Empty without package lists.
+    offered: Vec<String>,
     /// `ID` in os-release, and the output of `uname -m`. `None` if one of them is unknown.
     machine: Option<(String, String)>,
     /// DKMS has built modules of the driver.
@@ -170,27 +180,38 @@ struct PackagesState {
 
 /// Returns the required packages with prebuilt modules, with their kernels.
 fn required(driver: &DriverSpec) -> impl Iterator<Item = (&PackageSpec, &str)> {
-    (driver.packages.iter()).filter_map(|spec| Some((spec, spec.name.strip_prefix(PREBUILT)?)))
+    (driver.packages.iter()).filter_map(|spec| Some((spec, prebuilt_of(&spec.name)?.1)))
 }
 
-async fn detect_packages(cx: &Cx<'_>, driver: &DriverSpec) -> Result<PackagesState, StepError> {
+async fn detect_packages(
+    cx: &Cx<'_>,
+    driver: &DriverSpec,
+    replaced: &str,
+) -> Result<PackagesState, StepError> {
     let files = cx.host.files();
     let installed = packages::installed(cx).await?;
     let mut built_versions = BTreeMap::new();
+    let mut offered = Vec::new();
     if let Some(builder) = packages::backend(cx).builder() {
         for (spec, _) in required(driver) {
-            // The files are large.
-            if installed.contains_key(&spec.name) && is_met(cx.desired, spec, &installed) {
+            // The file of an installed package is not needed now.
+            if is_met(cx.desired, spec, &installed) {
                 continue;
             }
             let version = version_of(files, builder, &path_of(builder, &spec.name))?;
             built_versions.extend(version.map(|version| (spec.name.clone(), version)));
         }
     }
+    // Without a file, the version is not compared.
+    if !built_versions.is_empty() && packages::has_lists(cx)? {
+        let mut offers = packages::offered_versions(cx, &[replaced]).await?;
+        offered = offers.remove(replaced).unwrap_or_default();
+    }
     let os = cx.facts.os.as_ref().map(|os| os.id.clone());
     Ok(PackagesState {
         installed,
         built: built_versions,
+        offered,
         machine: os.zip(cx.facts.kernel.arch.clone()),
         has_builds: !built(files)?.is_empty(),
     })
@@ -217,6 +238,22 @@ fn version_to_build(
         || spec.version.clone(),
         |version| Some(format!("{version}-*")),
     )
+}
+
+/// Whether the file of a package has the version that the transaction of the driver needs: the preferred available one. If the
+/// repositories do not offer it, such as that of a held driver, any file with a matching version.
+fn is_built(
+    spec: &PackageSpec,
+    state: &PackagesState,
+    driver: &DriverSpec,
+    desired: &Desired,
+) -> bool {
+    let backend = desired.packages.manager.backend();
+    let required = version_to_build(spec, driver, desired, &state.installed);
+    let matches = |version: &str| backend.matches(required.as_deref().unwrap_or("*"), version);
+    let next = state.offered.iter().find(|version| matches(version));
+    (state.built.get(&spec.name))
+        .is_some_and(|built| matches(built) && next.is_none_or(|next| next == built))
 }
 
 fn decide_packages(
@@ -255,11 +292,7 @@ fn decide_packages(
         );
     }
     let unbuilt: Vec<(&PackageSpec, &str)> = (missing.iter().copied())
-        .filter(|(spec, _)| {
-            let wanted = spec.version.as_deref().unwrap_or("*");
-            let found = state.built.get(&spec.name);
-            !found.is_some_and(|version| backend.matches(wanted, version))
-        })
+        .filter(|(spec, _)| !is_built(spec, state, driver, desired))
         .collect();
     if unbuilt.is_empty() {
         return Assessment::satisfied(format!("built: {}", names(&missing)));
@@ -272,13 +305,14 @@ fn decide_packages(
     };
     let mut changes = vec![Change::RefreshRepositories];
     for (spec, kernel) in &unbuilt {
-        let Some((name, kernel)) = named(builder, kernel) else {
+        let Some((name, kernel)) = named(builder, driver.flavor, kernel) else {
             return Assessment::blocked(
                 format!("the name of kernel {kernel} cannot be part of a package name"),
                 "remove `driver.prebuilt.only`",
             );
         };
-        let like = state.installed.keys();
+        let is_of_other_kernel =
+            |name: &&String| prebuilt_of(name).is_some_and(|(flavor, _)| flavor == driver.flavor);
         let build = PackageBuild {
             path: path_of(builder, &name),
             name,
@@ -291,8 +325,8 @@ fn decide_packages(
                 name: replaced.to_owned(),
                 version: version_to_build(spec, driver, desired, &state.installed),
             },
-            like: like
-                .filter(|one| one.starts_with(PREBUILT))
+            like: (state.installed.keys())
+                .filter(is_of_other_kernel)
                 .cloned()
                 .collect(),
             prebuilt: prebuilt.clone(),
@@ -309,8 +343,9 @@ fn decide_packages(
     )
 }
 
-fn named(builder: &dyn Builder, kernel: &str) -> Option<(String, KernelVersion)> {
-    Some((builder.name(PREBUILT, kernel)?, kernel.parse().ok()?))
+fn named(builder: &dyn Builder, flavor: Flavor, kernel: &str) -> Option<(String, KernelVersion)> {
+    let name = builder.name(prebuilt_prefix(flavor), kernel)?;
+    Some((name, kernel.parse().ok()?))
 }
 
 async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
@@ -318,7 +353,7 @@ async fn assess(cx: &Cx<'_>) -> Result<Assessment, StepError> {
         return Ok(messages::no_driver());
     };
     if let (Some(replaced), Some(spec)) = (&driver.prebuilt_instead_of, &driver.prebuilt) {
-        let state = detect_packages(cx, driver).await?;
+        let state = detect_packages(cx, driver, replaced).await?;
         return Ok(decide_packages(&state, driver, replaced, spec, cx.desired));
     }
     let Some(module) = &driver.compiled_as else {
@@ -454,11 +489,25 @@ mod tests {
         assert!(!(step().wants)(&Change::RepairPackages, &want));
     }
 
+    #[test]
+    fn package_file_of_other_flavor_is_obsolete() {
+        let (_, changes) = packages_answer(&[], &[], false).expect_needs();
+        let build = changes.last().expect("a change");
+        let mut want = wanted();
+        let driver = want.driver.as_mut().expect("a driver");
+        driver.prebuilt_instead_of = Some("nvidia-kernel-dkms".to_owned());
+        driver.flavor = Flavor::Proprietary;
+        assert!((step().wants)(build, &want));
+        want.driver.as_mut().expect("a driver").flavor = Flavor::Open;
+        assert!(!(step().wants)(build, &want));
+    }
+
     const PACKAGE: &str = "nvidia-prebuilt-modules-6.1.0-44-amd64";
 
     fn packages_answer(installed: &[&str], built: &[(&str, &str)], has_builds: bool) -> Assessment {
         let mut want = wanted();
         let driver = want.driver.as_mut().expect("a driver");
+        driver.flavor = Flavor::Proprietary;
         driver.compiled_as = None;
         driver.prebuilt_instead_of = Some("nvidia-kernel-dkms".to_owned());
         driver.packages = specs(&["nvidia-smi=535.*", &format!("{PACKAGE}=535.*")]);
@@ -468,6 +517,7 @@ mod tests {
         let state = PackagesState {
             installed: installed_packages(installed),
             built: built.collect(),
+            offered: vec!["535.261.03-1".to_owned(), "535.216.01-1".to_owned()],
             machine: Some(("debian".to_owned(), "x86_64".to_owned())),
             has_builds,
         };
@@ -492,9 +542,16 @@ mod tests {
         };
         assert_eq!(version_to_build(&[], &[]), "535.*");
         assert_eq!(version_to_build(&[], &[(PACKAGE, "530.1-1")]), "535.*");
+        // The repository has a newer driver than at the time of the build.
+        let old = [(PACKAGE, "535.216.01-1")];
+        assert_eq!(version_to_build(&[], &old), "535.*");
+        // A package of the other flavor does not count.
+        let other = ["nvidia-prebuilt-modules-open-6.1.0-44-amd64=535.261.03-1"];
+        assert_eq!(version_to_build(&other, &[]), "535.*");
         // The installed driver may be held at a version that is no longer available.
         let driver = ["nvidia-smi=535.247.01-1~deb12u1"];
         assert_eq!(version_to_build(&driver, &[]), "535.247.01-*");
+        packages_answer(&driver, &[(PACKAGE, "535.247.01-1")], false).expect_satisfied();
         packages_answer(&[], &[(PACKAGE, "535.261.03-1")], false).expect_satisfied();
         packages_answer(&[&format!("{PACKAGE}=535.261.03-1")], &[], false).expect_satisfied();
         let (why, hint) = packages_answer(&[], &[], true).expect_blocked();

@@ -8,7 +8,10 @@ use super::{
     specs::{self, Comparison, InstalledPackages, compare, install},
 };
 use crate::{
-    config::desired::{Desired, DriverSpec, Existing, KernelSpec, PackageSpec},
+    config::{
+        desired::{Desired, DriverSpec, Existing, KernelSpec, PackageSpec},
+        kernel::prebuilt_of,
+    },
     facts::detection::{carries_driver, is_driver_part},
     model::{
         pattern,
@@ -110,11 +113,17 @@ pub(super) fn outdated(driver: &DriverSpec, desired: &Desired, there: &There<'_>
                 is_open(one) != is_open(name) && pattern::matches(&neutral(one), &neutral(name))
             })
     };
+    // Modules for other kernels depend on the same packages, so they cannot stay with the old flavor.
+    let has_other_flavor =
+        |name: &str| prebuilt_of(name).is_some_and(|(flavor, _)| flavor != driver.flavor);
     let more = (there.installed.iter())
         .filter(|(name, _)| there.ours.packages.contains(*name) && !requested(name))
         .filter(|(name, package)| {
             let is_part = carries_driver(name) || is_driver_part(name);
-            (is_part && is_old(&package.version)) || is_twin(name) || is_module(name)
+            (is_part && is_old(&package.version))
+                || is_twin(name)
+                || is_module(name)
+                || has_other_flavor(name)
         })
         .map(|(name, _)| name.clone());
     names.extend(more.collect::<Vec<_>>());

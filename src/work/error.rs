@@ -49,6 +49,8 @@ pub enum Class {
     NewKernel,
     /// The key of a repository could not be downloaded.
     KeyNotFetched,
+    /// A source of prebuilt modules cannot be accessed now.
+    SourceUnavailable,
     /// A daemon did not report which containers a restart would stop.
     DaemonSilent,
     /// The container runtime rejects its configuration.

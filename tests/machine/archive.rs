@@ -494,9 +494,10 @@ pub fn show(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
             *common = format!("{common} (>= {driver})");
         }
         said.push_str(&format!(
-            "Package: {name}\nVersion: {}\nDepends: {}\n\n",
+            "Package: {name}\nVersion: {}\nDepends: {}\nConflicts: {}\n\n",
             package.version,
-            depends.join(", ")
+            depends.join(", "),
+            package.conflicts.join(", ")
         ));
     }
     match said.is_empty() {

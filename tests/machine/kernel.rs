@@ -496,7 +496,8 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
             let has_module = ["linux-modules-nvidia-", "kmod-nvidia-"]
                 .iter()
                 .any(|start| name.starts_with(start))
-                || name.contains("dkms");
+                || name.contains("dkms")
+                || name.starts_with("nvidia-prebuilt-modules-");
             entry.there() && name.contains("-open") && has_module
         });
         let flavor = match is_open {

@@ -52,27 +52,33 @@ fn module(info: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Serves an archive with modules for the kernel of the machine.
+/// Serves archives with modules of both flavors for the kernel of the machine.
 pub fn serve(fakes: &Fakes, kernel: &str) {
     let Ok(kernel) = kernel.parse() else {
         return;
     };
-    let target = BuildTarget {
+    let mut target = BuildTarget {
         distribution: "debian".to_owned(),
         kernel,
         architecture: "x86_64".to_owned(),
         driver: "580.178.04".parse().expect("a version"),
         flavor: Flavor::Proprietary,
     };
-    let info = format!(
-        "license=NVIDIA\0vermagic={} SMP mod_unload \0depends=\0",
-        target.kernel
-    );
-    let modules: Modules = ["nvidia", "nvidia-uvm", "nvidia-modeset"]
-        .map(|name| (name.to_owned(), module(info.as_bytes())))
-        .into();
-    let archive = pack(&target, None, &modules).expect("packed");
-    (fakes.http).serve(&format!("{SOURCE}/{}", target.archive()), archive);
+    for (flavor, license) in [
+        (Flavor::Proprietary, "NVIDIA"),
+        (Flavor::Open, "Dual MIT/GPL"),
+    ] {
+        target.flavor = flavor;
+        let info = format!(
+            "license={license}\0vermagic={} SMP mod_unload \0depends=\0",
+            target.kernel
+        );
+        let modules: Modules = ["nvidia", "nvidia-uvm", "nvidia-modeset"]
+            .map(|name| (name.to_owned(), module(info.as_bytes())))
+            .into();
+        let archive = pack(&target, None, &modules).expect("packed");
+        (fakes.http).serve(&format!("{SOURCE}/{}", target.archive()), archive);
+    }
 }
 
 /// Returns a member of an `ar` archive.
@@ -112,6 +118,10 @@ fn read(bytes: &[u8]) -> Package {
         let clauses = value.split(", ").filter(|one| !one.is_empty());
         clauses.map(str::to_owned).collect()
     };
+    let names = |key: &str| -> Vec<String> {
+        let name = |clause: &String| clause.split(' ').next().unwrap_or_default().to_owned();
+        all(key).iter().map(name).collect()
+    };
     let version = value("Version");
     let mut data = tar::Archive::new(member(bytes, "data.tar"));
     let paths: Vec<String> = (data.entries().expect("entries"))
@@ -130,9 +140,8 @@ fn read(bytes: &[u8]) -> Package {
         depends: (all("Depends").iter())
             .map(|clause| dependency(clause, &version))
             .collect(),
-        provides: (all("Provides").iter())
-            .map(|clause| clause.split(' ').next().unwrap_or_default().to_owned())
-            .collect(),
+        provides: names("Provides"),
+        conflicts: names("Conflicts"),
         module: Some((kernel.to_owned(), crate::kernel::driver_version(&version))),
         name: value("Package"),
         repo: "local-deb".to_owned(),
@@ -149,6 +158,7 @@ pub fn packages(files: &FakeFiles) -> Vec<Package> {
     let built = list(files, DIRECTORY);
     (built.iter().filter(|name| name.ends_with(".deb")))
         .filter_map(|name| bytes(path(name)))
+        .filter(|bytes| !bytes.is_empty())
         .map(|bytes| read(&bytes))
         .collect()
 }

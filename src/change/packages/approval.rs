@@ -10,6 +10,7 @@ use crate::{
     change::{ChangeError, Class},
     config::{
         desired::{Guard, LockedPackages, PackageSpec},
+        kernel::is_dkms_package,
         values::Build,
     },
     facts::detection::carries_driver,
@@ -216,15 +217,15 @@ pub(super) fn disapproved(reason: &'static str, why: &str) -> ChangeError {
     }
 }
 
-/// Rejects a transaction that would install a kernel that is not in `named`, or a driver of a branch other than the one in
-/// [`Guard`].
+/// Rejects a transaction that would install a kernel that is not in `named`, a driver of a branch other than the one in
+/// [`Guard`], or a DKMS package although nothing may be compiled.
 pub(super) fn guarded(
     backend: &dyn Backend,
     actions: &[Action],
     named: &[&str],
     guard: &Guard,
 ) -> Result<(), ChangeError> {
-    let (mut kernels, mut drivers) = (Vec::new(), Vec::new());
+    let (mut kernels, mut drivers, mut sources) = (Vec::new(), Vec::new(), Vec::new());
     for action in actions {
         let Action::Install { name, from, to } = action else {
             continue;
@@ -233,6 +234,9 @@ pub(super) fn guarded(
         let is_kernel = (guard.kernels.iter()).any(|one| pattern::matches(one, bare));
         if from.is_none() && is_kernel && !named.contains(&bare) {
             kernels.push(name.clone());
+        }
+        if from.is_none() && guard.without_compiler && is_dkms_package(bare) {
+            sources.push(format!("{name} {to}"));
         }
         if let Some(wanted) = guard.driver
             && carries_driver(bare)
@@ -250,6 +254,17 @@ pub(super) fn guarded(
             Err(disapproved("driver-branch", &why).advice(
                 "set `driver.branch` to an available branch, because the archive has replaced \
                  the selected branch with a newer one",
+            ))
+        }
+        _ if !sources.is_empty() => {
+            let why = format!(
+                "it would install a package that compiles driver modules: {}",
+                sources.join(", ")
+            );
+            Err(disapproved("compiles-modules", &why).advice(
+                "no package with prebuilt modules has the version that the driver packages require: export the modules of \
+                 the newest driver (`gpu-bootstrap modules export`), or set `driver.version` to the driver of an existing \
+                 archive, and run this command again; or remove `driver.prebuilt.only`",
             ))
         }
         _ if !kernels.is_empty() => {
@@ -617,6 +632,31 @@ mod tests {
         );
         let hint = error.hint().unwrap();
         assert!(hint.contains("reboot"), "{hint}");
+    }
+
+    #[test]
+    fn new_dkms_package_is_rejected_without_compiler() {
+        let evaluate = |without_compiler: bool, action: Action| {
+            let guard = Guard {
+                without_compiler,
+                ..Guard::default()
+            };
+            guarded(APT.backend(), &[action], &[], &guard).err()
+        };
+        let error = evaluate(true, install("nvidia-kernel-dkms", None, "580.95.05-1"));
+        let error = error.expect("it would compile modules");
+        assert_eq!(
+            (error.exit(), error.reason()),
+            (Exit::Blocked, "compiles-modules")
+        );
+        assert!(error.to_string().contains("nvidia-kernel-dkms 580.95.05-1"));
+        for (without_compiler, action) in [
+            (false, install("nvidia-kernel-dkms", None, "580.95.05-1")),
+            (true, install("nvidia-headless-no-dkms-580", None, "580.1")),
+            (true, install("nvidia-prebuilt-modules-6.1", None, "580.1")),
+        ] {
+            assert!(evaluate(without_compiler, action).is_none());
+        }
     }
 
     #[test]

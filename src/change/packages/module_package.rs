@@ -2,17 +2,19 @@
 
 use std::{collections::BTreeMap, sync::PoisonError};
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
-    change::{Applier, ChangeError, FileAfter, Undo},
+    change::{Applier, ChangeError, Class, FileAfter, FileBefore, Undo},
+    config::kernel::{PREBUILT, prebuilt_of, prebuilt_prefix},
     error::one_line,
-    host::Query,
-    model::version::DriverVersion,
+    facts::kernel::bootable,
+    host::{FilesError, Query},
+    model::{gpu::Flavor, version::DriverVersion},
     modules::{
-        SOURCE_TIME_LIMIT,
+        ONLY_SOURCE_TIME_LIMIT,
         fetch::{Fetched, Requirements},
-        package::PackageBuild,
+        package::{PackageBuild, version_of},
     },
     tools::{
         kmod,
@@ -26,6 +28,9 @@ pub(in crate::change) type PrebuiltModules = BTreeMap<Utf8PathBuf, (DriverVersio
 
 /// The reason if no source has matching modules.
 const NO_MODULES: &str = "no-prebuilt-modules";
+
+/// The reason if no source has them, and a source cannot be accessed now.
+const SOURCE_UNAVAILABLE: &str = "source-unavailable";
 
 fn driver_of(build: &PackageBuild, relations: &Relations) -> Result<DriverVersion, ChangeError> {
     DriverVersion::from_package(&relations.version).map_err(|error| {
@@ -67,12 +72,12 @@ impl Applier {
             )
         })?;
         let known = builder.parse_relations(&output.stdout);
-        let wanted = replaced.version.as_deref().unwrap_or("*");
+        let required = replaced.version.as_deref().unwrap_or("*");
         let of_repository = |one: &&Relations| {
             one.name == replaced.name && version.as_deref() == Some(one.version.as_str())
         };
         let of_other_kernel = |one: &&Relations| {
-            build.like.contains(&one.name) && self.backend.matches(wanted, &one.version)
+            build.like.contains(&one.name) && self.backend.matches(required, &one.version)
         };
         let found = (known.iter())
             .find(of_repository)
@@ -82,7 +87,18 @@ impl Applier {
                 name: replaced.name.clone(),
                 ..one.clone()
             };
-            builder.instead_of(&build.name, &replaced)
+            let mut relations = builder.instead_of(&build.name, &replaced);
+            // One transaction replaces the package of the other flavor, which has the same files.
+            let other = match build.flavor {
+                Flavor::Open => Flavor::Proprietary,
+                Flavor::Proprietary => Flavor::Open,
+            };
+            let other = builder.name(prebuilt_prefix(other), build.kernel.as_str());
+            for list in [&mut relations.conflicts, &mut relations.replaces] {
+                list.retain(|one| !one.starts_with(PREBUILT));
+                list.extend(other.clone());
+            }
+            relations
         }))
     }
 
@@ -103,16 +119,27 @@ impl Applier {
         let trust = build.prebuilt.trust();
         let requirements = Requirements::of(&self.host, purpose, None, trust).await?;
         let fetched = requirements
-            .fetch(&self.host, &build.prebuilt.sources, SOURCE_TIME_LIMIT)
+            .fetch(&self.host, &build.prebuilt.sources, ONLY_SOURCE_TIME_LIMIT)
             .await;
-        let lacks = |fetched: &Fetched| !fetched.modules.contains_key(&build.module);
+        let is_incomplete = |fetched: &Fetched| !fetched.modules.contains_key(&build.module);
         let why = match fetched {
-            Ok(fetched) if lacks(&fetched) => format!(
+            Ok(fetched) if is_incomplete(&fetched) => format!(
                 "the archive of {} does not contain `{}`",
                 fetched.source, build.module
             ),
             Ok(fetched) => return Ok(fetched),
-            Err(why) => why,
+            Err(error) if error.is_transient => {
+                let error = ChangeError::blocked(SOURCE_UNAVAILABLE, format!("{what}: {error}"));
+                return Err(ChangeError {
+                    retryable: true,
+                    ..error.of(Class::SourceUnavailable)
+                }
+                .advice(
+                    "check the access to the source from this machine, and run this command again; or remove \
+                     `driver.prebuilt.only`, so that this machine compiles the modules",
+                ));
+            }
+            Err(error) => error.why,
         };
         let kernel = &build.kernel;
         Err(ChangeError::blocked(NO_MODULES, format!("{what}: {why}")).advice(format!(
@@ -134,18 +161,29 @@ impl Applier {
             false => None,
         };
         let driver = match relations {
+            Some(relations) if self.is_built(build, &relations)? => return Ok(()),
             Some(relations) => Some(driver_of(build, &relations)?),
             None => configured(build),
         };
-        match driver {
-            Some(driver) => {
-                let fetched = self.modules_of(build, driver.clone()).await?;
-                let mut known = self.prebuilt.lock().unwrap_or_else(PoisonError::into_inner);
-                known.insert(build.path.clone(), (driver, fetched));
-                Ok(())
-            }
-            None => Ok(()),
-        }
+        let Some(driver) = driver.filter(|driver| !self.is_fetched(build, driver)) else {
+            return Ok(());
+        };
+        let fetched = self.modules_of(build, driver.clone()).await?;
+        let mut known = self.prebuilt.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert(build.path.clone(), (driver, fetched));
+        Ok(())
+    }
+
+    /// Whether the package file already has this version.
+    fn is_built(&self, build: &PackageBuild, relations: &Relations) -> Result<bool, ChangeError> {
+        let version = version_of(&*self.host.files, self.builder()?, &build.path)?;
+        Ok(version.as_ref() == Some(&relations.version))
+    }
+
+    /// Whether an earlier dry run has fetched the modules for this driver.
+    fn is_fetched(&self, build: &PackageBuild, driver: &DriverVersion) -> bool {
+        let known = self.prebuilt.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(&build.path).is_some_and(|(of, _)| of == driver)
     }
 
     /// Returns the modules that the dry run has fetched for this driver.
@@ -155,11 +193,45 @@ impl Applier {
         (of == *driver).then_some(fetched)
     }
 
+    /// Returns the undo, which removes the file. An older file is large and no longer needed, so it has no backup.
     pub(in crate::change) fn capture_package(
         &self,
         build: &PackageBuild,
     ) -> Result<Undo, ChangeError> {
-        self.capture_files([(build.path.clone(), FileAfter::Unknown)])
+        if !self.host.files.exists(&build.path)? {
+            return self.capture_files([(build.path.clone(), FileAfter::Unknown)]);
+        }
+        Ok(Undo::RestoreFiles {
+            files: vec![FileBefore {
+                path: build.path.clone(),
+                before: None,
+                after: FileAfter::Unknown,
+            }],
+            created_directories: Vec::new(),
+            daemon: None,
+        })
+    }
+
+    /// Removes the package files of kernels that are neither installed nor running.
+    fn remove_files_of_old_kernels(
+        &self,
+        builder: &dyn Builder,
+        directory: &Utf8Path,
+    ) -> Result<(), FilesError> {
+        let files = &*self.host.files;
+        let running = files.read_text(Utf8Path::new("/proc/sys/kernel/osrelease"))?;
+        let (installed, _) = bootable(files);
+        let is_old = |name: &str| {
+            let package = name.strip_suffix(builder.suffix()).and_then(prebuilt_of);
+            package.is_some_and(|(_, kernel)| {
+                running.as_ref().is_some_and(|one| one.trim() != kernel)
+                    && !installed.iter().any(|one| one.as_str() == kernel)
+            })
+        };
+        for name in files.list(directory)?.iter().filter(|name| is_old(name)) {
+            files.remove(&directory.join(name))?;
+        }
+        Ok(())
     }
 
     /// Builds the package file.
@@ -177,6 +249,12 @@ impl Applier {
                 format!("{what}: no repository offers {} {version}", replaced.name),
             ));
         };
+        if let Some(directory) = build.path.parent() {
+            self.remove_files_of_old_kernels(builder, directory)?;
+        }
+        if self.is_built(build, &relations)? {
+            return Ok(());
+        }
         let driver = driver_of(build, &relations)?;
         let Fetched { modules, .. } = match self.fetched(build, &driver) {
             Some(fetched) => fetched,

@@ -15,6 +15,12 @@ pub struct Relations {
     pub depends: Vec<String>,
     /// The names that the package provides.
     pub provides: Vec<String>,
+    /// The packages that cannot be installed at the same time.
+    pub conflicts: Vec<String>,
+    /// The packages that do not work with this one.
+    pub breaks: Vec<String>,
+    /// The packages whose files this one may replace.
+    pub replaces: Vec<String>,
 }
 
 /// A package with kernel modules.
@@ -50,7 +56,7 @@ pub trait Builder: Debug + Send + Sync {
     /// Returns the content of the package file. The same package always has the same content.
     ///
     /// # Errors
-    /// If a path is too long for the format.
+    /// If a path is invalid in the format.
     fn build(&self, package: &ModulePackage) -> io::Result<Vec<u8>>;
 
     /// The suffix of package files.
@@ -59,6 +65,9 @@ pub trait Builder: Debug + Send + Sync {
     /// Returns the version of a package file from [`Self::build`], or `None` if the file is damaged.
     fn version(&self, content: &[u8]) -> Option<String>;
 
-    /// Adds package files to the sources that a command reads. `None` if the command reads no sources.
-    fn with_files(&self, cmd: &Cmd, files: &[Utf8PathBuf]) -> Option<Cmd>;
+    /// Whether a command reads the sources of packages.
+    fn reads_sources(&self, cmd: &Cmd) -> bool;
+
+    /// Adds package files to the sources that a command reads.
+    fn with_files(&self, cmd: &Cmd, files: &[Utf8PathBuf]) -> Cmd;
 }

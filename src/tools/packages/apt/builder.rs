@@ -20,8 +20,8 @@ const READS_SOURCES: [&str; 2] = ["apt-get", "apt-cache"];
 const CONTROL: &str = "control.tar";
 
 /// Dependencies that only compiling needs, as patterns of package names. Sources: `Depends` of `nvidia-kernel-dkms` 535.261.03-1 of
-/// Debian 12 (index of the archive, 2026-11-30: `dkms`), and of `nvidia-dkms-580-server` of Ubuntu 24.04, which also needs the
-/// source package (not verified).
+/// Debian 12 (index of the archive, 2026-11-30: `dkms`), and of Ubuntu's DKMS packages, which also need the source package (not
+/// verified).
 const ONLY_TO_COMPILE: [&str; 3] = ["dkms", "nvidia-kernel-source-*", "linux-headers-*"];
 
 /// Returns the package name at the start of a dependency.
@@ -35,6 +35,19 @@ fn list(value: &str) -> Vec<String> {
     clauses
         .filter(|one| !one.is_empty())
         .map(str::to_owned)
+        .collect()
+}
+
+/// Joins the continuation lines of fields, deb-control(5): a line that starts with a space or a tab.
+fn unfolded(text: &str) -> String {
+    text.replace("\n ", " ").replace("\n\t", " ")
+}
+
+/// Removes duplicates, and keeps the order.
+fn unique(all: impl IntoIterator<Item = String>) -> Vec<String> {
+    let mut known = BTreeSet::new();
+    all.into_iter()
+        .filter(|one| known.insert(one.clone()))
         .collect()
 }
 
@@ -54,6 +67,9 @@ fn control(package: &ModulePackage) -> String {
         version,
         depends,
         provides,
+        conflicts,
+        breaks,
+        replaces,
     } = &package.relations;
     let bytes: usize = package.files.iter().map(|(_, bytes)| bytes.len()).sum();
     let field = |key: &str, all: &[String]| match all {
@@ -62,11 +78,14 @@ fn control(package: &ModulePackage) -> String {
     };
     format!(
         "Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: gpu-bootstrap <root@localhost>\n\
-         Installed-Size: {size}\n{depends}{provides}Section: kernel\nPriority: optional\nDescription: {description}\n",
+         Installed-Size: {size}\n{depends}{provides}{conflicts}{breaks}{replaces}Section: kernel\nPriority: optional\nDescription: {description}\n",
         architecture = architecture(&package.architecture),
         size = bytes.div_ceil(1024),
         depends = field("Depends", depends),
         provides = field("Provides", provides),
+        conflicts = field("Conflicts", conflicts),
+        breaks = field("Breaks", breaks),
+        replaces = field("Replaces", replaces),
         description = package.description,
     )
 }
@@ -144,14 +163,14 @@ fn add(archive: &mut Vec<u8>, name: &str, content: &[u8]) {
 }
 
 /// Returns a member of an `ar` archive.
-fn member<'a>(archive: &'a [u8], wanted: &str) -> Option<&'a [u8]> {
+fn member<'a>(archive: &'a [u8], name: &str) -> Option<&'a [u8]> {
     let mut rest = archive.strip_prefix(MAGIC)?;
     loop {
         let (header, content) = rest.split_at_checked(60)?;
         let header = std::str::from_utf8(header).ok()?;
         let size: usize = header.get(48..58)?.trim().parse().ok()?;
         let (content, after) = content.split_at_checked(size)?;
-        if header.get(..16)?.trim() == wanted {
+        if header.get(..16)?.trim() == name {
             return Some(content);
         }
         rest = after.get(size % 2..)?;
@@ -166,8 +185,8 @@ impl Builder for Apt {
     /// Parses deb-control(5). A dependency before the installation is then also needed for it.
     fn parse_relations(&self, text: &str) -> Vec<Relations> {
         let mut found: Vec<Relations> = Vec::new();
-        for line in text.lines() {
-            let Some((key, value)) = line.split_once(": ") else {
+        for line in unfolded(text).lines() {
+            let Some((key, value)) = line.split_once(':') else {
                 continue;
             };
             if key == "Package" {
@@ -183,6 +202,9 @@ impl Builder for Apt {
                 "Version" => last.version = value.trim().to_owned(),
                 "Depends" | "Pre-Depends" => last.depends.extend(list(value)),
                 "Provides" => last.provides.extend(list(value)),
+                "Conflicts" => last.conflicts.extend(list(value)),
+                "Breaks" => last.breaks.extend(list(value)),
+                "Replaces" => last.replaces.extend(list(value)),
                 _ => {}
             }
         }
@@ -198,24 +220,33 @@ impl Builder for Apt {
     }
 
     fn instead_of(&self, name: &str, replaced: &Relations) -> Relations {
+        // A dependency that a compiler or a source can meet is only needed to compile.
         let compiles = |dependency: &String| {
-            let name = name_of(dependency);
-            (ONLY_TO_COMPILE.iter()).any(|one| pattern::matches(one, name))
+            (dependency.split('|').map(|one| name_of(one.trim())))
+                .any(|name| (ONLY_TO_COMPILE.iter()).any(|one| pattern::matches(one, name)))
         };
-        let mut depends: Vec<String> = (replaced.depends.iter())
-            .filter(|one| !compiles(one))
-            .cloned()
-            .collect();
-        depends.dedup();
-        let mut provides = replaced.provides.clone();
+        let depends = replaced.depends.iter().filter(|one| !compiles(one));
+        let mut provides = unique(replaced.provides.iter().cloned());
         if replaced.name != name {
             provides.retain(|one| name_of(one) != replaced.name);
             provides.insert(0, format!("{} (= {})", replaced.name, replaced.version));
         }
+        // The packages for other kernels provide the same names and are installed at the same time.
+        let others = |all: &[String]| {
+            let is_other = |one: &&String| {
+                !provides
+                    .iter()
+                    .any(|provided| name_of(provided) == name_of(one))
+            };
+            unique(all.iter().filter(is_other).cloned())
+        };
         Relations {
             name: name.to_owned(),
             version: replaced.version.clone(),
-            depends,
+            depends: unique(depends.cloned()),
+            conflicts: others(&replaced.conflicts),
+            breaks: others(&replaced.breaks),
+            replaces: others(&replaced.replaces),
             provides,
         }
     }
@@ -243,18 +274,19 @@ impl Builder for Apt {
         found.pop().map(|one| one.version)
     }
 
+    fn reads_sources(&self, cmd: &Cmd) -> bool {
+        READS_SOURCES.contains(&cmd.program.as_str())
+    }
+
     /// apt.conf(5): `APT::Sources::With` is the option `--with-source` of apt-get(8) and apt-cache(8), which adds packages to those
     /// of the repositories.
-    fn with_files(&self, cmd: &Cmd, files: &[Utf8PathBuf]) -> Option<Cmd> {
-        if !READS_SOURCES.contains(&cmd.program.as_str()) || files.is_empty() {
-            return None;
-        }
+    fn with_files(&self, cmd: &Cmd, files: &[Utf8PathBuf]) -> Cmd {
         let mut cmd = cmd.clone();
         let options = files
             .iter()
             .map(|path| format!("-oAPT::Sources::With::={path}"));
         cmd.args.splice(0..0, options);
-        Some(cmd)
+        cmd
     }
 }
 
@@ -267,8 +299,13 @@ mod tests {
 Package: nvidia-kernel-dkms
 Version: 535.261.03-1
 Provides: nvidia-kernel-535.261.03, nvidia-kernel-dkms-any (= 535.261.03)
-Depends: firmware-nvidia-gsp (= 535.261.03) | firmware-nvidia-gsp-535.261.03, nvidia-kernel-support--v1, dkms (>= 3.0.3-4~)
+Depends: firmware-nvidia-gsp (= 535.261.03) | firmware-nvidia-gsp-535.261.03, gcc | dkms,
+ nvidia-kernel-support--v1, dkms (>= 3.0.3-4~),
+ nvidia-installer-cleanup
 Pre-Depends: nvidia-installer-cleanup
+Conflicts: nvidia-kernel-dkms-any, nvidia-other-dkms
+Breaks: old (<< 2)
+Replaces: old (<< 2)
 Description: NVIDIA binary kernel module DKMS source
  This package: builds.
 
@@ -304,6 +341,7 @@ Depends: dkms
             "Depends: firmware-nvidia-gsp (= 535.261.03) | firmware-nvidia-gsp-535.261.03, nvidia-kernel-support--v1, \
              nvidia-installer-cleanup\n",
             "Provides: nvidia-kernel-dkms (= 535.261.03-1), nvidia-kernel-535.261.03, nvidia-kernel-dkms-any (= 535.261.03)\n",
+            "Conflicts: nvidia-other-dkms\nBreaks: old (<< 2)\nReplaces: old (<< 2)\n",
         ] {
             assert!(text.contains(line), "{text}");
         }
@@ -317,8 +355,8 @@ Depends: dkms
             },
         );
         assert_eq!(
-            (next.depends, next.provides),
-            (first.depends, first.provides)
+            (next.depends, next.provides, next.conflicts),
+            (first.depends, first.provides, first.conflicts)
         );
     }
 
@@ -352,12 +390,13 @@ Depends: dkms
     #[test]
     fn files_are_sources_of_each_command() {
         let files = ["/var/lib/x.deb".into()];
-        let cmd = Apt.with_files(Apt.relations(&["a"]).cmd(), &files).unwrap();
+        let query = Apt.relations(&["a"]);
+        assert!(Apt.reads_sources(query.cmd()));
+        let cmd = Apt.with_files(query.cmd(), &files);
         assert_eq!(
             cmd.line(),
             "apt-cache -oAPT::Sources::With::=/var/lib/x.deb show -- a"
         );
-        assert_eq!(Apt.with_files(&Cmd::new("dpkg", ["-l"]), &files), None);
-        assert_eq!(Apt.with_files(&cmd, &[]), None);
+        assert!(!Apt.reads_sources(&Cmd::new("dpkg", ["-l"])));
     }
 }
