@@ -40,8 +40,8 @@ pub struct Step {
     pub locks: Vec<Lock>,
     /// Whether its changes take long, see [`Step::long`].
     pub is_long: bool,
-    /// Whether its changes must be applied before a reboot, see [`Step::before_reboot`].
-    pub is_before_reboot: bool,
+    /// Whether its changes must be applied before the next boot, see [`Step::before_boot`].
+    pub is_before_boot: bool,
     /// Whether a change of an earlier run is still configured, see [`Step::wants`].
     pub wants: Arc<Wants>,
     /// Reads the machine and decides. Returns an error if the machine cannot be read. A wrong state is not an error.
@@ -65,7 +65,7 @@ impl Step {
             after: Vec::new(),
             locks: Vec::new(),
             is_long: false,
-            is_before_reboot: false,
+            is_before_boot: false,
             wants: Arc::new(|_, _| true),
             assess: Arc::new(assess),
         }
@@ -92,8 +92,8 @@ impl Step {
 
     /// The next boot uses its results, but this run does not. If the run stops for a reboot or after a failure, and this step has
     /// not finished, it is assessed and its changes are applied at the end.
-    pub fn before_reboot(mut self) -> Self {
-        self.is_before_reboot = true;
+    pub fn before_boot(mut self) -> Self {
+        self.is_before_boot = true;
         self
     }
 

@@ -123,7 +123,7 @@ kinds! {
     },
     /// Repair packages that an interrupted package manager left unconfigured.
     "repair-packages" => RepairPackages,
-    /// Run the package triggers that a transaction left for later.
+    /// Run the package triggers that transactions have deferred.
     "run-triggers" => RunTriggers,
     /// Hold all installed packages with a matching name.
     "hold-packages" => HoldPackages {

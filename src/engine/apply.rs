@@ -171,7 +171,7 @@ impl<'s> Applying<'s> {
     /// Reports once that only work is left which the node does not need.
     fn note_when_ready(&mut self) {
         let is_left = |job: &&Job| {
-            job.before_reboot && job.ended.is_none() && job.busy && !job.pending().is_empty()
+            job.before_boot && job.ended.is_none() && job.busy && !job.pending().is_empty()
         };
         let is_done = |job: &Job| job.succeeded() || job.has(Outcome::NotApplicable);
         if self.is_ready
@@ -194,28 +194,18 @@ impl<'s> Applying<'s> {
     async fn finish_before_boot(&mut self) {
         let steps = self.jobs.iter().enumerate();
         let due: Vec<usize> = steps
-            .filter(|(_, job)| job.before_reboot && job.ended.is_none())
+            .filter(|(_, job)| job.before_boot && job.ended.is_none())
             .map(|(at, _)| at)
             .collect();
         for at in due {
-            let end = self.finish(at).await;
-            let fails = matches!(
-                end,
-                Some(End {
-                    outcome: Outcome::Failed,
-                    ..
-                })
-            );
-            match end {
+            match self.finish(at).await {
                 None => {}
-                Some(end) if fails && matches!(self.stop, Some(Stop::Reboot(_))) => {
-                    self.fail(at, end);
-                }
-                Some(end) if fails => {
+                Some(end) if end.outcome != Outcome::Failed => self.end(at, end),
+                Some(end) if matches!(self.stop, Some(Stop::Reboot(_))) => self.fail(at, end),
+                Some(end) => {
                     let why = [end.why].into_iter().chain(end.causes).collect::<Vec<_>>();
                     self.end(at, End::new(Outcome::NotRun, why.join(": ")));
                 }
-                Some(end) => self.end(at, end),
             }
         }
     }
@@ -261,7 +251,7 @@ impl<'s> Applying<'s> {
             .iter()
             .position(|end| end.is_some_and(|outcome| !outcome.lets_go_on()))
         {
-            if self.jobs[at].before_reboot {
+            if self.jobs[at].before_boot {
                 // See `finish_before_boot`.
                 return false;
             }

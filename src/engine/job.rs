@@ -25,8 +25,8 @@ pub(super) struct Job {
     pub(super) locks: Vec<Lock>,
     /// Its changes take long. The packages that they need are installed before other packages.
     pub(super) long: bool,
-    /// Its changes must be applied before a reboot.
-    pub(super) before_reboot: bool,
+    /// Its changes must be applied before the next boot.
+    pub(super) before_boot: bool,
     /// The last assessment.
     pub(super) answer: Option<Assessed>,
     /// The number of the scheduler's snapshot when the last assessment was started.
@@ -128,7 +128,7 @@ impl Job {
             id: step.id.clone(),
             locks: step.locks.clone(),
             long: step.is_long,
-            before_reboot: step.is_before_reboot,
+            before_boot: step.is_before_boot,
             answer: None,
             answered_at: 0,
             changes: Vec::new(),

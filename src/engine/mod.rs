@@ -494,7 +494,7 @@ impl Session {
             self.conclude(mode, &mut jobs);
             let mut stops = false;
             if mode == Mode::Plan {
-                // `read_obsolete` reports an unreadable journal.
+                // `read_obsolete` has reported an unreadable journal with its cause. Without it, the notes below are omitted.
                 let history = Journal::read(&self.inner.host).ok();
                 let receipt = history.map(|history| fold(&history.lines));
                 if let Some(receipt) = &receipt

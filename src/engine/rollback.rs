@@ -124,7 +124,7 @@ fn naming(desired: &Desired, driver: &DriverSpec, exact: &[PackageSpec]) -> Vec<
     let methods: Vec<&ModuleMethod> = (desired.kernel.iter())
         .flat_map(|kernel| &kernel.methods)
         .collect();
-    // The build of a package with prebuilt modules is that of the DKMS package that it replaces.
+    // A package with prebuilt modules has the same build as the DKMS package that it replaces.
     let is_dkms = |method: &ModuleMethod| method.is_compiled() || method.prebuilt.is_some();
     let compiled = |is: bool| methods.iter().any(|method| is_dkms(method) == is);
     // If both methods are possible, `driver.build` is omitted.

@@ -52,10 +52,10 @@ impl Requirements {
         })
     }
 
-    /// Fetches the modules from the first source with matching modules. `time_limit` is that of each source.
+    /// Fetches the modules from the first source with matching modules. `time_limit` applies to each source.
     ///
     /// # Errors
-    /// If no source has them. The message contains the reason for each source. The error is transient if that of any source is.
+    /// If no source has them. The message contains the reason for each source. It is transient if the error of any source is.
     pub(crate) async fn fetch(
         &self,
         host: &Host,

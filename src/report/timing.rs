@@ -49,7 +49,7 @@ pub fn table(to: &mut dyn Write, timing: &Timing, style: Style) -> io::Result<()
 }
 
 /// The legend of the marks.
-const CRITICAL: &str = "`*`: the critical path, which determines the total time";
+const CRITICAL: &str = "`*`: the critical path, which determines when the node is ready";
 
 /// Writes a line with a bar for each step and each reboot.
 ///

@@ -39,7 +39,7 @@ use crate::{
 /// The `driver.prebuilt` step.
 pub(super) fn step() -> Step {
     Step::new(DRIVER_PREBUILT, |cx| Box::pin(assess(cx)))
-        // The version of a package is that of the driver in the repositories.
+        // A package has the version of the driver in the repositories.
         .after([PREFLIGHT, REPOSITORIES])
         .locks([Lock::Modules])
         .wants(|change, desired| {
@@ -222,8 +222,8 @@ fn is_met(desired: &Desired, spec: &PackageSpec, installed: &InstalledPackages) 
     compare(desired.packages.manager, specs, installed).all_met()
 }
 
-/// Returns the version of the DKMS package that a package with modules must have: that of the installed driver packages, or else
-/// the required one. The driver may be held at a version that the repositories no longer contain.
+/// Returns the version of the DKMS package that a package with modules must have: the version of the installed driver packages,
+/// or else the required one. The driver may be held at a version that the repositories no longer contain.
 fn version_to_build(
     spec: &PackageSpec,
     driver: &DriverSpec,
@@ -241,7 +241,7 @@ fn version_to_build(
 }
 
 /// Whether the file of a package has the version that the transaction of the driver needs: the preferred available one. If the
-/// repositories do not offer it, such as that of a held driver, any file with a matching version.
+/// repositories do not offer it, such as the version of a held driver, any file with a matching version.
 fn is_built(
     spec: &PackageSpec,
     state: &PackagesState,

@@ -14,7 +14,7 @@ pub(super) fn step() -> Step {
     Step::new(PACKAGES_TRIGGERS, |cx| Box::pin(assess(cx)))
         .after([PACKAGES_HOLD, CLUSTER_PACKAGES])
         .locks([Lock::Packages])
-        .before_reboot()
+        .before_boot()
 }
 
 fn decide(pending: &PendingTriggers) -> Assessment {

@@ -243,11 +243,12 @@ impl Applier {
         let what = format!("build `{}`", build.name);
         let Some(relations) = self.relations(build).await? else {
             let replaced = &build.instead_of;
-            let version = replaced.version.as_deref().unwrap_or_default();
-            return Err(ChangeError::new(
-                "no-version",
-                format!("{what}: no repository offers {} {version}", replaced.name),
-            ));
+            let offers = match &replaced.version {
+                Some(version) => format!("{} {version}", replaced.name),
+                None => replaced.name.clone(),
+            };
+            let what = format!("{what}: no repository offers {offers}");
+            return Err(ChangeError::new("no-version", what));
         };
         if let Some(directory) = build.path.parent() {
             self.remove_files_of_old_kernels(builder, directory)?;

@@ -11,7 +11,7 @@ use crate::{
 const PASSES: usize = 10;
 
 impl Applier {
-    /// Runs the triggers that a transaction left, except those that may run later.
+    /// Runs the triggers that a transaction has deferred, except those that may run later.
     pub(super) async fn run_needed_triggers(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         const WHAT: &str = "run package triggers";
         for pass in 0..=PASSES {
@@ -30,7 +30,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Runs all remaining triggers.
+    /// Runs the triggers that may run later.
     pub(in crate::change) async fn run_deferred_triggers(
         &self,
         sink: &dyn Sink,

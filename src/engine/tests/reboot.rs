@@ -41,7 +41,7 @@ fn module() -> super::kit::Small {
 /// A step whose file the next boot reads.
 fn triggers(after: &'static str) -> Small {
     let file = file("triggers", "/triggers", "x").after(&[after]);
-    Small(file.0.before_reboot())
+    Small(file.0.before_boot())
 }
 
 #[tokio::test]

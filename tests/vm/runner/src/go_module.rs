@@ -1,4 +1,4 @@
-//! Downloads Go modules.
+//! Downloads Go modules. Not part of `golang.rs`, because a change of that file compiles Kubernetes again.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

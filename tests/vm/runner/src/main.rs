@@ -148,7 +148,7 @@ struct Rounds {
     /// Rate of each machine's link in `tc` syntax, such as `200mbit` [default: not limited]; can be repeated
     #[arg(long, value_name = "RATE")]
     link: Vec<String>,
-    /// Where the disks of the machines are [default: memory]; can be repeated
+    /// The location of the disks of the machines [default: memory]; can be repeated
     #[arg(long, value_enum)]
     disk: Vec<Changes>,
     /// Also write the results and a chart for each question into this directory

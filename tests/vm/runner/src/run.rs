@@ -36,7 +36,7 @@ pub struct Stage<'a> {
     pub at_once: u32,
     /// The rate of the machines' links in tc(8) syntax, if limited.
     pub link: Option<&'a str>,
-    /// Where the changes of containers are.
+    /// The location of the changes of containers.
     pub changes: Changes,
     /// The program of the machines, if it is not the one in `assets`.
     pub program: Option<&'a Path>,

@@ -58,7 +58,7 @@ const MEMORY: u64 = 10 << 30;
 /// Mebibytes of a disk that no case fills; only written data uses space.
 pub const ROOMY: u64 = 16 << 10;
 
-/// Where the changes of a container are.
+/// The location of the changes of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Changes {
     /// In memory if the host has enough, so that syncing a file takes no time.
