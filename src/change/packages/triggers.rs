@@ -1,5 +1,5 @@
-//! Package triggers. A transaction only runs those that other packages or running programs may depend on. The others take
-//! seconds to minutes (a new initramfs), and run once for all transactions of a run, while the node is validated.
+//! Package triggers. A transaction must only run those that other packages or running programs may depend on. The others take
+//! seconds to minutes (a new initramfs). Those that are pending after the last transaction run while the node is validated.
 
 use super::of_class;
 use crate::{
