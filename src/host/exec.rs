@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::model::secret::Secret;
@@ -25,6 +26,8 @@ pub struct Cmd {
     pub secret_env: Vec<(String, Secret)>,
     /// The standard input. `/dev/null` by default.
     pub stdin: Option<Secret>,
+    /// The working directory. `/` by default.
+    pub directory: Utf8PathBuf,
     /// The command is killed after this time (TERM, then KILL, sent to its process group).
     pub deadline: Duration,
     /// The command is killed after this time without output and without CPU time of its processes. The
@@ -149,6 +152,7 @@ impl Cmd {
             env: Vec::new(),
             secret_env: Vec::new(),
             stdin: None,
+            directory: Utf8PathBuf::from("/"),
             deadline: QUERY_DEADLINE,
             silence: None,
         }
@@ -185,6 +189,13 @@ impl Cmd {
     #[must_use]
     pub fn stdin(mut self, input: Secret) -> Self {
         self.stdin = Some(input);
+        self
+    }
+
+    /// Sets the working directory.
+    #[must_use]
+    pub fn directory(mut self, directory: impl Into<Utf8PathBuf>) -> Self {
+        self.directory = directory.into();
         self
     }
 

@@ -232,6 +232,7 @@ fn package_commands(value: &str) -> Vec<Cmd> {
         cmds.push(backend.refresh(&settings, true));
         cmds.extend(backend.configure());
         cmds.extend(backend.run_triggers(&owned));
+        cmds.extend(backend.download_beside(&settings, &owned));
         cmds.extend(backend.forget_keys(&owned));
         cmds.extend(backend.follow_up(&files).expect("a cache"));
         let marks = [Mark::Hold, Mark::Unhold, Mark::Automatic];

@@ -9,13 +9,15 @@ use super::{
     },
     deferred_builds::release_builds,
     is_not_offered, is_unmet, names, not_verified,
-    run::Attempts,
+    overlap::LARGE,
+    run::{Attempts, stages},
 };
 use crate::{
     change::{Applier, ChangeError, Sink, Undo},
     config::desired::{LockedPackages, PackageSpec},
     error::one_line,
     facts::detection::{carries_driver, is_driver_part},
+    host::Cmd,
     model::{
         pattern,
         version::{Branch, DriverVersion},
@@ -109,19 +111,14 @@ impl Applier {
         let (request, actions) = (work.request(), &work.actions);
         before.guard(actions, specs).await?;
         before.approve(actions, &names(specs), removing).await?;
-        before.check_space(&request, Some(&work.said)).await?;
-        let settings = self.settings();
-        let downloads = actions
-            .iter()
-            .filter(|action| matches!(action, Action::Install { .. }))
-            .count();
-        if self.keys().await?.is_some() {
-            // Each download may import keys.
-            self.record_before_download(undo).await?;
+        let size = before.check_space(&request, Some(&work.said)).await?;
+        if matches!(request, TransactionRequest::Install { removing: [], .. })
+            && size.download_bytes() >= LARGE
+        {
+            self.install_first_part(specs, &resolved, actions, later, undo, sink)
+                .await?;
         }
-        let download = self.backend.download(&settings, &request);
-        self.run_once("download packages", &download, downloads, sink)
-            .await?;
+        self.download(&request, actions, undo, sink).await?;
         if !work.removing.is_empty() && self.backend.performs_from_downloads() {
             // Such a package manager also removes packages that depend on a removed one, and has no option to prevent this.
             // Therefore simulate again immediately before the removal.
@@ -133,23 +130,64 @@ impl Applier {
             }
         }
         let (request, actions) = (work.request(), &work.actions);
-        let cmd = self.backend.perform(&settings, &request, removals(actions));
+        self.perform(&request, actions, later, undo, None, sink)
+            .await?;
+        Ok((resolved, work.removing))
+    }
+
+    /// Downloads the packages of an approved transaction.
+    pub(super) async fn download(
+        &self,
+        request: &TransactionRequest<'_>,
+        actions: &[Action],
+        undo: &Undo,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        if self.keys().await?.is_some() {
+            // Each download may import keys.
+            self.record_before_download(undo).await?;
+        }
+        let cmd = self.backend.download(&self.settings(), request);
+        let downloads = actions.iter().filter_map(Action::installed).count();
+        self.run_once("download packages", &cmd, downloads, sink)
+            .await
+    }
+
+    /// Performs an approved transaction. With `later`, package scripts defer compiling a module to a later change. `download` runs
+    /// at the same time.
+    pub(super) async fn perform(
+        &self,
+        request: &TransactionRequest<'_>,
+        actions: &[Action],
+        later: bool,
+        undo: &Undo,
+        download: Option<&Cmd>,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        const WHAT: &str = "install packages";
+        let cmd = (self.backend).perform(&self.settings(), request, removals(actions));
         let cmd = self.backend.defer_triggers(cmd);
         if later && self.backend.scripts_may_leave_modules() {
             self.compile_later(actions)?;
         }
-        let performed = self.attempt(undo, "install packages", &cmd, actions, sink);
-        match (performed.await, release_builds(&*self.host.files)) {
+        let performed = match download {
+            None => self.attempt(undo, WHAT, &cmd, actions, sink).await,
+            Some(download) => {
+                let both = self.run_beside_download(WHAT, &cmd, stages(actions), download, sink);
+                self.recorded(undo, WHAT, actions, both, sink).await
+            }
+        };
+        match (performed, release_builds(&*self.host.files)) {
             (Ok(()), released) => {
                 released?;
+                Ok(())
             }
-            (Err(error), Ok(_)) => return Err(error),
+            (Err(error), Ok(_)) => Err(error),
             (Err(error), Err(second)) => {
                 sink.line(&one_line(&second));
-                return Err(error);
+                Err(error)
             }
         }
-        Ok((resolved, work.removing))
     }
 
     /// Returns the simulated transaction, or `None` if there is nothing to do. Packages to replace get another version if a
@@ -381,11 +419,10 @@ impl Applier {
         guarded(self.backend, actions, &names(specs), guard)?;
         if let Some(lock) = &guard.lock {
             locked(self.backend, actions, lock)?;
-            let install = |action: &Action| match action {
-                Action::Install { name, to, .. } => Some((name.clone(), to.clone())),
-                Action::Remove { .. } => None,
-            };
-            let installs = actions.iter().filter_map(install).collect();
+            let installs = (actions.iter())
+                .filter_map(Action::installed)
+                .map(|(name, version)| (name.to_owned(), version.to_owned()))
+                .collect();
             self.refuse_replaced_files(lock, installs).await?;
         }
         self.refuse_forbidden(actions).await?;
@@ -463,7 +500,7 @@ impl Applier {
             let cmd = self
                 .backend
                 .perform(&self.settings(), &request, removals(&actions));
-            let stages = super::run::stages(&actions);
+            let stages = stages(&actions);
             let performed = async {
                 self.download_first(&request, sink).await?;
                 self.run_once(WHAT, &cmd, stages, sink).await

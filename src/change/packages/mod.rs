@@ -16,6 +16,7 @@ mod inventory;
 mod lists;
 mod merge;
 mod module_package;
+mod overlap;
 mod record;
 mod reduce;
 mod repair;

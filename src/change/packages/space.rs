@@ -46,13 +46,13 @@ impl Applier {
             .collect()
     }
 
-    /// Rejects a transaction that does not fit on the filesystems, before it changes anything. `simulated` is the output of a
+    /// Returns the sizes of a transaction. Rejects one that does not fit on the filesystems, before it changes anything. `simulated` is the output of a
     /// simulation. If it contains the sizes, the package manager is not queried again.
     pub(super) async fn check_space(
         &self,
         request: &TransactionRequest<'_>,
         simulated: Option<&str>,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<Estimate, ChangeError> {
         let settings = self.settings();
         let simulation = self.backend.simulate(&settings, request);
         let has_sizes = self.backend.estimate(&settings, request) == simulation;
@@ -81,7 +81,7 @@ impl Applier {
             }
         }
         if short.is_empty() {
-            return Ok(());
+            return Ok(estimate);
         }
         let clean = self.backend.commands().clean;
         Err(ChangeError::blocked(

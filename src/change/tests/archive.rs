@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
 };
 
 pub(super) use super::locks::{hold_lock, release_lock};
@@ -11,7 +12,7 @@ use super::{dnf, kit::TestMachine};
 use crate::host::{
     Cmd, Output, ReadFiles,
     exec::Status,
-    fake::{FakeFiles, failed, ok},
+    fake::{FakeClock, FakeFiles, failed, ok},
 };
 /// The package manager whose commands and output are imitated.
 pub(super) use crate::tools::packages::Manager as Kind;
@@ -126,6 +127,8 @@ pub(super) struct Events {
     pub imports: bool,
     /// The file size of each package.
     pub size: u64,
+    /// The duration of each download in seconds.
+    pub download_seconds: u64,
     /// The repository URL of a package, if it is not the distribution's.
     pub hosts: BTreeMap<&'static str, &'static str>,
 }
@@ -138,6 +141,7 @@ pub(super) struct Archive {
     pub archive: Arc<Mutex<BTreeMap<&'static str, Offered>>>,
     pub installed: Arc<Mutex<BTreeMap<String, Installed>>>,
     events: Arc<Mutex<Events>>,
+    clock: FakeClock,
 }
 
 impl Archive {
@@ -150,6 +154,7 @@ impl Archive {
             archive: Arc::default(),
             installed: Arc::default(),
             events: Arc::default(),
+            clock: machine.fakes.clock.clone(),
         };
         files.put("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\n");
         files.put("/etc/group", "root:x:0:\n");
@@ -317,7 +322,9 @@ impl Archive {
         self.act(how.simulated, || match () {
             () if has("update") => self.refresh(),
             () if has("purge") || has("remove") => self.take(&names, has("purge"), how.simulated),
-            () if has("--download-only") || has("--fix-broken") => self.download(),
+            () if has("--download-only") || has("download") || has("--fix-broken") => {
+                self.download()
+            }
             () => self.put(&names, how),
         })
     }
@@ -347,7 +354,10 @@ impl Archive {
     }
 
     pub(super) fn download(&self) -> Output {
-        let moves = std::mem::take(&mut self.events().moves);
+        let mut events = self.events();
+        let moves = std::mem::take(&mut events.moves);
+        self.clock
+            .advance(Duration::from_secs(events.download_seconds));
         self.archive.lock().unwrap().extend(moves);
         ok("")
     }

@@ -21,6 +21,7 @@ mod moved;
 mod network;
 mod obsolete_items;
 mod only_dnf;
+mod overlap;
 mod packages;
 mod probes;
 mod record;

@@ -111,7 +111,7 @@ fn start(cmd: &Cmd) -> Result<Child, ExecError> {
                 .iter()
                 .map(|(key, value)| (key, value.expose())),
         )
-        .current_dir("/")
+        .current_dir(&cmd.directory)
         .stdin(if cmd.stdin.is_some() {
             Stdio::piped()
         } else {

@@ -43,6 +43,12 @@ pub trait Transactions {
     /// Downloads the packages of a transaction.
     fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd;
 
+    /// Downloads packages, in the format of [`Self::at_version`], while a transaction of others is running, so that a later
+    /// transaction needs not download them. `None` if the manager cannot.
+    fn download_beside(&self, _settings: &Settings, _packages: &[String]) -> Option<Cmd> {
+        None
+    }
+
     /// Performs a simulated and approved transaction.
     fn perform(
         &self,

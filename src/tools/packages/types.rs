@@ -156,6 +156,14 @@ impl Action {
         name
     }
 
+    /// Returns the package ID and the version that it installs.
+    pub fn installed(&self) -> Option<(&str, &str)> {
+        match self {
+            Self::Install { name, to, .. } => Some((name, to)),
+            Self::Remove { .. } => None,
+        }
+    }
+
     /// Describes actions for a plan, one per line.
     pub fn describe(actions: &[Self]) -> String {
         let lines: Vec<String> = actions

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use super::{Apt, estimate, simulation, triggers};
+use camino::Utf8Path;
+
+use super::{ARCHIVES, Apt, estimate, simulation, triggers};
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles},
     tools::packages::{
@@ -203,6 +205,14 @@ impl Transactions for Apt {
     fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
         let (verb, packages) = words(request);
         get(settings, &[verb, &["--download-only"]].concat(), &packages)
+    }
+
+    /// apt-get(8): `download` writes to the working directory and takes no lock. In the directory of incomplete downloads, which
+    /// belongs to the unprivileged user of apt's download methods, the next transaction finds the files, verifies their digests
+    /// and moves them (apt 2.6).
+    fn download_beside(&self, settings: &Settings, packages: &[String]) -> Option<Cmd> {
+        let cmd = get(settings, &["download"], packages);
+        Some(cmd.directory(Utf8Path::new(ARCHIVES).join("partial")))
     }
 
     fn perform(

@@ -26,6 +26,9 @@ use super::{Backend, Builder, Updater, mirrors::Mirrors};
 /// The package database of dpkg.
 const DATABASE: &str = "/var/lib/dpkg/status";
 
+/// The directory of downloaded package files.
+const ARCHIVES: &str = "/var/cache/apt/archives";
+
 /// The apt backend.
 #[derive(Debug)]
 pub struct Apt;

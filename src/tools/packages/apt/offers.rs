@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Apt, DATABASE, commands, lists, mirrors};
+use super::{ARCHIVES, Apt, DATABASE, commands, lists, mirrors};
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles},
     model::packages::Pin,
@@ -14,9 +14,6 @@ use crate::{
 
 /// The time limit for downloading the lists. AKS allows 180 s per attempt, but slow mirrors need more.
 const UPDATE_DEADLINE: Duration = Duration::from_secs(10 * 60);
-
-/// The directory of downloaded package files.
-const ARCHIVES: &str = "/var/cache/apt/archives";
 
 /// The marker of the installed version.
 const INSTALLED: &str = " *** ";

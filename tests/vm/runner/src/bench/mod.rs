@@ -3,7 +3,7 @@
 mod chart;
 mod timing;
 
-use std::fmt::Write;
+use std::{fmt::Write, time::Duration};
 
 use self::chart::Chart;
 pub use self::timing::Timing;
@@ -15,6 +15,9 @@ const MODELED: [u32; 2] = [8, 64];
 
 /// The end of the names of methods with an earlier version of gpu-bootstrap.
 pub const BEFORE: &str = ", earlier version";
+
+/// The end of the name of the same run until the node was ready. Only work for the next boot comes after it.
+const READY: &str = ", until the node is ready";
 
 /// Parts of the names of the methods that are not ours or not current.
 const OTHERS: [&str; 3] = ["guides", "Ansible", BEFORE];
@@ -118,21 +121,44 @@ impl Results {
         for measured in sums {
             let timing = timings.iter().find(|(of, _)| *of == measured.name);
             let timing = timing.map(|(_, timing)| timing.clone());
-            let name = format!("{}{suffix}", measured.name);
-            let run = Run { measured, timing };
-            if let Some(method) = self.methods.iter_mut().find(|one| one.name == name) {
-                method.runs.push(run);
-                continue;
+            let name = &measured.name;
+            let ready = timing.as_ref().map_or(Duration::ZERO, Timing::ready);
+            let until_ready = (!ready.is_zero()).then(|| {
+                let wall = measured.wall.saturating_sub(ready);
+                let measured = Measured {
+                    wall,
+                    ..measured.clone()
+                };
+                (
+                    format!("{name}{READY}{suffix}"),
+                    Run {
+                        measured,
+                        timing: None,
+                    },
+                )
+            });
+            let name = format!("{name}{suffix}");
+            self.push(name, Run { measured, timing });
+            if let Some((name, run)) = until_ready {
+                self.push(name, run);
             }
-            let method = Method {
-                name,
-                runs: vec![run],
-            };
-            let of_group = |one: &Method| one.group() == method.group();
-            let at = self.methods.iter().rposition(of_group);
-            let at = at.map_or(self.methods.len(), |last| last + 1);
-            self.methods.insert(at, method);
         }
+    }
+
+    /// Adds a run of a method.
+    fn push(&mut self, name: String, run: Run) {
+        if let Some(method) = self.methods.iter_mut().find(|one| one.name == name) {
+            method.runs.push(run);
+            return;
+        }
+        let method = Method {
+            name,
+            runs: vec![run],
+        };
+        let of_group = |one: &Method| one.group() == method.group();
+        let at = self.methods.iter().rposition(of_group);
+        let at = at.map_or(self.methods.len(), |last| last + 1);
+        self.methods.insert(at, method);
     }
 
     fn groups(&self) -> Vec<&str> {
@@ -381,8 +407,6 @@ fn heading(cells: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::machine::Used;
 
@@ -409,6 +433,26 @@ mod tests {
             measured: vec![measured],
             timing: compiled.map(timing),
             result: String::new(),
+        }
+    }
+
+    #[test]
+    fn work_after_the_node_is_ready_is_not_its_time_to_ready() {
+        for (image, methods) in [
+            (false, &["install", "install, until the node is ready"][..]),
+            (true, &["install"]),
+        ] {
+            let text = format!(
+                r#"{{"timing":{{"spans":[],"seconds":23.5,"needed-seconds":20.5,"image":{image}}}}}"#
+            );
+            let mut row = row("ubuntu: install", 24, None);
+            row.timing = Some(("ubuntu: install".to_owned(), Timing::read(&text).unwrap()));
+            let mut results = Results::new(Setting::all(&[], &[])[0].clone(), 2);
+            results.add(vec![row], "");
+            let found: Vec<&str> = results.methods.iter().map(Method::method).collect();
+            assert_eq!(found, methods);
+            let last = results.methods.last().unwrap().wall()[0];
+            assert!((last - if image { 24.0 } else { 21.0 }).abs() < 1e-6);
         }
     }
 

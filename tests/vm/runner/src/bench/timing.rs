@@ -1,6 +1,8 @@
 //! The steps of a method, and its duration on a machine with more CPUs: the compilation is divided by the CPUs, and
 //! everything else takes as long as measured. That is an upper limit, because other steps also use several CPUs.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
@@ -15,6 +17,8 @@ pub struct Timing {
     spans: Vec<Span>,
     /// Actions of the package manager, within the steps.
     packages: Vec<Action>,
+    /// See [`Timing::ready`], in seconds.
+    ready: f64,
 }
 
 /// A document of `status --timing --format json`, or with the actions of the package manager.
@@ -25,8 +29,16 @@ struct Document {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
 struct Spans {
     spans: Vec<Span>,
+    #[serde(default)]
+    seconds: f64,
+    /// The seconds until the node was ready. Only gpu-bootstrap prints them.
+    needed_seconds: Option<f64>,
+    /// Whether it prepared an image, so that no node became ready.
+    #[serde(default)]
+    image: bool,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -60,16 +72,28 @@ impl Span {
 impl Timing {
     /// Reads the documents.
     pub fn read(text: &str) -> Result<Timing> {
-        let (mut spans, mut packages) = (None, Vec::new());
+        let (mut timing, mut packages) = (None, Vec::new());
         for document in serde_json::Deserializer::from_str(text).into_iter::<Document>() {
             let document = document.context("these are not documents of `method-time`")?;
-            spans = document.timing.map(|timing| timing.spans).or(spans);
+            timing = document.timing.or(timing);
             packages.extend(document.packages.into_iter().flatten());
         }
-        let mut spans = spans.context("`method-time` printed no steps")?;
+        let timing = timing.context("`method-time` printed no steps")?;
+        let needed = timing.needed_seconds.filter(|_| !timing.image);
+        let ready = needed.map_or(0.0, |needed| timing.seconds - needed);
+        let mut spans = timing.spans;
         spans.sort_by(|one, other| one.begins.total_cmp(&other.begins));
         packages.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
-        Ok(Timing { spans, packages })
+        Ok(Timing {
+            spans,
+            packages,
+            ready,
+        })
+    }
+
+    /// The time at the end of the method in which the node was ready, and only work for the next boot was left.
+    pub fn ready(&self) -> Duration {
+        Duration::from_secs_f64(self.ready.max(0.0))
     }
 
     /// Start, duration and description of the steps that take at least this many seconds, those on the critical path in
