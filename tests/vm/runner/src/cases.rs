@@ -102,6 +102,8 @@ pub struct Case {
     pub queues: bool,
     /// A Kubernetes control plane next to the machine.
     pub cluster: Option<Wish>,
+    /// The rate of the machine's link in tc(8) syntax. Not limited without this key.
+    pub link: Option<String>,
     /// Size in mebibytes of a container's separate disk. Without this key a container has one, of size [`ROOMY`], only
     /// if a step simulates a power loss.
     pub disk_mib: Option<u64>,
@@ -181,6 +183,9 @@ pub struct Step {
     pub console: Vec<String>,
     /// `vm bench` reports its duration under each of these names. Steps with the same name are added up.
     pub measure: Vec<String>,
+    /// Not run with the program of `vm bench --before`, which does not have the tested feature. Later steps do not measure
+    /// its methods either.
+    pub current_only: bool,
     /// Its standard output is the document of `status --timing --format json` of the method with this name in `measure`,
     /// or a document with the same keys.
     pub timing_of: Option<String>,
@@ -284,7 +289,7 @@ fn meant(step: &toml::Table) -> Result<(), String> {
     let output = among("run join resumed");
     let waits = output || among("until cut-when cut-at-console cut-at-records");
     let is_meant = |key: &str| match key {
-        "title" | "console" | "measure" => true,
+        "title" | "console" | "measure" | "current-only" => true,
         "exit" | "stdout" | "stderr" | "did" | "show" | "timing-of" => output,
         // The events of an install are not one document.
         "json" | "null" | "count" | "fails" | "fails-with" | "save" | "did-nothing" => {

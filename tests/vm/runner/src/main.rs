@@ -405,8 +405,9 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
 }
 
 /// Runs the cases sequentially, several times in each setting, with no other case in parallel. The settings alternate, so
-/// that changes of the host's speed affect all of them. A failed case stops the benchmark, because the duration of a
-/// broken node is meaningless.
+/// that changes of the host's speed affect all of them. Cases that compile the driver take minutes, which hardly depend on
+/// the link and the disk, so they run only in the first setting. A failed case stops the benchmark, because the duration
+/// of a broken node is meaningless.
 fn bench(bed: &Bed, machines: &Machines, cases: &[&Case], rounds: &Rounds) -> Result<ExitCode> {
     let program = (rounds.program.as_ref()).map_or(Program::Compiled, |file| Program::Given(file));
     let assets = assets::prepare(bed, machines, &wanted(machines, cases)?, Some(program))?;
@@ -423,14 +424,15 @@ fn bench(bed: &Bed, machines: &Machines, cases: &[&Case], rounds: &Rounds) -> Re
             .map(|file| (Some(file), bench::BEFORE)),
     );
     for _ in 0..rounds.runs {
-        for results in &mut all {
+        for (at, results) in all.iter_mut().enumerate() {
             let setting = results.setting.clone();
             // Without a configuration a case does not use gpu-bootstrap, so the program makes no difference.
             let turns = (cases.iter()).flat_map(|case| programs.iter().map(move |one| (case, one)));
             let differs = |(case, one): &(&&Case, &(Option<&Path>, &str))| {
                 one.0.is_none() || case.config.is_some()
             };
-            for (case, (program, suffix)) in turns.filter(differs) {
+            let is_due = |(case, _): &(&&Case, _)| at == 0 || !case.compile;
+            for (case, (program, suffix)) in turns.filter(differs).filter(is_due) {
                 let stage = Stage {
                     bed,
                     machines,

@@ -219,7 +219,7 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
             .with_context(|| format!("cannot copy the files of {directory}"))?;
     }
     let server = Server::start(&machine, repositories, &stage.assets.product)?;
-    if let Some(rate) = stage.link {
+    if let Some(rate) = stage.link.or(case.link.as_deref()) {
         machine.link(rate)?;
     }
     let cluster = match (&case.cluster, &stage.assets.kubernetes) {
@@ -270,8 +270,14 @@ impl Running<'_> {
         if idle {
             self.before = Some(Snapshot::take(&self.machine)?);
         }
+        let is_earlier = self.stage.program.is_some();
+        let mut not_measured: Vec<&String> = Vec::new();
         for step in &self.case.run {
-            self.step(step)
+            if step.current_only && is_earlier {
+                not_measured.extend(&step.measure);
+                continue;
+            }
+            self.step(step, &not_measured)
                 .with_context(|| format!("step `{}`", step.title))?;
         }
         self.server.fault_happened()?;
@@ -285,7 +291,8 @@ impl Running<'_> {
         Ok(())
     }
 
-    fn step(&mut self, step: &Step) -> Result<()> {
+    /// Runs a step. It does not measure these methods.
+    fn step(&mut self, step: &Step, not_measured: &[&String]) -> Result<()> {
         if self.stage.tell {
             out::heading(&step.title);
         }
@@ -311,7 +318,8 @@ impl Running<'_> {
                 used,
                 memory,
             };
-            row.measured = step.measure.iter().map(measured).collect();
+            let names = (step.measure.iter()).filter(|name| !not_measured.contains(name));
+            row.measured = names.map(measured).collect();
         }
         result.map(drop)
     }
