@@ -176,6 +176,8 @@ struct PackagesState {
     machine: Option<(String, String)>,
     /// DKMS has built modules of the driver.
     has_builds: bool,
+    /// The reason if the settings of this machine prevent the installation of built packages.
+    forbidden: Option<String>,
 }
 
 /// Returns the required packages with prebuilt modules, with their kernels.
@@ -192,7 +194,9 @@ async fn detect_packages(
     let installed = packages::installed(cx).await?;
     let mut built_versions = BTreeMap::new();
     let mut offered = Vec::new();
+    let mut forbidden = None;
     if let Some(builder) = packages::backend(cx).builder() {
+        forbidden = builder.forbidden(files)?;
         for (spec, _) in required(driver) {
             // The file of an installed package is not needed now.
             if is_met(cx.desired, spec, &installed) {
@@ -204,7 +208,7 @@ async fn detect_packages(
     }
     // Without a file, the version is not compared.
     if !built_versions.is_empty() && packages::has_lists(cx)? {
-        let mut offers = packages::offered_versions(cx, &[replaced]).await?;
+        let mut offers = packages::versions_of_all_streams(cx, &[replaced]).await?;
         offered = offers.remove(replaced).unwrap_or_default();
     }
     let os = cx.facts.os.as_ref().map(|os| os.id.clone());
@@ -214,6 +218,7 @@ async fn detect_packages(
         offered,
         machine: os.zip(cx.facts.kernel.arch.clone()),
         has_builds: !built(files)?.is_empty(),
+        forbidden,
     })
 }
 
@@ -280,6 +285,12 @@ fn decide_packages(
             [] => Assessment::not_applicable("the kernels of this machine are unknown"),
             _ => Assessment::satisfied(format!("installed: {}", names(&all))),
         };
+    }
+    if let Some(why) = &state.forbidden {
+        return Assessment::blocked(
+            why.clone(),
+            "remove `driver.prebuilt.only`, so that this machine compiles the modules",
+        );
     }
     if state.has_builds {
         return Assessment::blocked(
@@ -520,6 +531,7 @@ mod tests {
             offered: vec!["535.261.03-1".to_owned(), "535.216.01-1".to_owned()],
             machine: Some(("debian".to_owned(), "x86_64".to_owned())),
             has_builds,
+            forbidden: None,
         };
         let driver = want.driver.as_ref().expect("a driver");
         let spec = driver.prebuilt.as_ref().expect("a spec");
