@@ -134,10 +134,10 @@ pub(super) fn instead_of(
 
 /// Returns the directories of a package, parents first. Directories that are a part of every system are excluded if `is_own`
 /// rejects them.
-pub(super) fn directories<'p>(
-    package: &'p ModulePackage,
+pub(super) fn directories(
+    package: &ModulePackage,
     is_own: impl Fn(&Utf8Path) -> bool,
-) -> BTreeSet<&'p Utf8Path> {
+) -> BTreeSet<&Utf8Path> {
     (package.files.iter())
         .flat_map(|(path, _)| path.ancestors().skip(1))
         .filter(|path| *path != "/" && is_own(path))
