@@ -256,7 +256,10 @@ fn is_built(
     let backend = desired.packages.manager.backend();
     let required = version_to_build(spec, driver, desired, &state.installed);
     let matches = |version: &str| backend.matches(required.as_deref().unwrap_or("*"), version);
-    let next = state.offered.iter().find(|version| matches(version));
+    let candidate = state.offered.first().filter(|version| matches(version));
+    let fitting = state.offered.iter().filter(|version| matches(version));
+    // The others have the order of the package manager's output.
+    let next = candidate.or_else(|| fitting.max_by(|a, b| backend.compare(a, b)));
     (state.built.get(&spec.name))
         .is_some_and(|built| matches(built) && next.is_none_or(|next| next == built))
 }
@@ -528,7 +531,9 @@ mod tests {
         let state = PackagesState {
             installed: installed_packages(installed),
             built: built.collect(),
-            offered: vec!["535.261.03-1".to_owned(), "535.216.01-1".to_owned()],
+            offered: ["580.1-1", "535.216.01-1", "535.261.03-1"]
+                .map(str::to_owned)
+                .into(),
             machine: Some(("debian".to_owned(), "x86_64".to_owned())),
             has_builds,
             forbidden: None,

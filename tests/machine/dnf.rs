@@ -133,7 +133,7 @@ pub fn dnf(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, Ex
             });
             ok(found.collect::<String>())
         }
-        ["repoquery", format, ref names @ ..] => query(files, format, names, line.all_streams),
+        ["repoquery", format, ref names @ ..] => query(files, format, names, &line),
         ["history", "info", "last"] => ok(history(files)),
         ["module", verb, name] => module(files, verb, name),
         ["mark", "remove", ref names @ ..] => {
@@ -344,9 +344,10 @@ pub fn compare(a: &str, b: &str) -> Ordering {
 }
 
 /// Version locks do not affect this query.
-fn query(files: &FakeFiles, format: &str, names: &[&str], all_streams: bool) -> Output {
+fn query(files: &FakeFiles, format: &str, names: &[&str], line: &Line) -> Output {
     let line = Line {
-        all_streams,
+        all_streams: line.all_streams,
+        files: line.files.clone(),
         ..Line::default()
     };
     if !format.contains("version") {
