@@ -324,7 +324,7 @@ impl Builder for Dnf {
     }
 
     /// Only commands that use a package file get it, without the option that requires its signature: the file is not signed, but
-    /// only root can write it, and the signature of the archive with its modules was verified.
+    /// only root can write it, and the archive with its modules was verified.
     fn with_files(&self, cmd: &Cmd, files: &[PackageFile]) -> Cmd {
         let mut new = cmd.clone();
         let position = |word: &str| cmd.args.iter().position(|arg| arg == word);
