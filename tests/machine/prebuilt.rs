@@ -53,16 +53,13 @@ fn module(info: &[u8]) -> Vec<u8> {
 }
 
 /// Serves archives with modules of both flavors for the kernel of the machine.
-pub fn serve(fakes: &Fakes, kernel: &str, uses_rpm: bool) {
+pub fn serve(fakes: &Fakes, kernel: &str, os_release: &str) {
     let Ok(kernel) = kernel.parse() else {
         return;
     };
-    let distribution = match uses_rpm {
-        true => "almalinux",
-        false => "debian",
-    };
+    let id = (os_release.lines()).find_map(|line| line.strip_prefix("ID="));
     let mut target = BuildTarget {
-        distribution: distribution.to_owned(),
+        distribution: id.unwrap_or_default().trim_matches('"').to_owned(),
         kernel,
         architecture: "x86_64".to_owned(),
         driver: "580.178.04".parse().expect("a version"),
