@@ -245,18 +245,20 @@ impl<'a> DriverInputs<'a> {
         let sources: Vec<String> = (config.sources.iter().flatten())
             .map(ToString::to_string)
             .collect();
-        let no_builder = self.profile.manager.backend().builder().is_none();
+        let backend = self.profile.manager.backend();
+        let requires_sources = "requires `driver.prebuilt.sources`".to_owned();
+        let no_builder = format!("is not supported with {}", backend.name());
+        let publishes =
+            "`driver.prebuilt.publish` is also set, but this machine would never compile modules"
+                .to_owned();
         for (is_wrong, why) in [
-            (sources.is_empty(), "requires `driver.prebuilt.sources`"),
-            (no_builder, "is only supported on Debian and Ubuntu"),
-            (
-                config.publish.is_some(),
-                "`driver.prebuilt.publish` is also set, but this machine would never compile modules",
-            ),
+            (sources.is_empty(), requires_sources),
+            (backend.builder().is_none(), no_builder),
+            (config.publish.is_some(), publishes),
         ] {
             if config.only && is_wrong {
                 return Err((self.layers)
-                    .wrong("driver.prebuilt.only", why.to_owned(), None)
+                    .wrong("driver.prebuilt.only", why, None)
                     .into());
             }
         }

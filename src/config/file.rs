@@ -185,8 +185,7 @@ settings! {
         /// the running kernel, and of the kernel of the next boot, and installs it together with the driver, so that kernel
         /// headers, DKMS and a compiler are not installed. If no source has such an archive, the run is blocked before the
         /// first change.
-        /// Only on Debian and Ubuntu, and not with a lock file. See [machines without a
-        /// compiler](#machines-without-a-compiler).
+        /// Not with a lock file. See [machines without a compiler](#machines-without-a-compiler).
         pub only: bool = false,
         /// Public keys of [minisign](https://jedisct1.github.io/minisign/), each the second line of `minisign.pub`.
         /// An archive is only used if one of them signed it (`ARCHIVE.minisig` next to it). Cannot be combined with

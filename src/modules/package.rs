@@ -19,7 +19,7 @@ use crate::{
     error::one_line,
     host::{Cmd, Exec, ExecError, Files, FilesError, Host, Output, ReadFiles, Stat, exec::OnLine},
     model::{gpu::Flavor, version::KernelVersion},
-    tools::packages::{Backend, Builder},
+    tools::packages::{Backend, Builder, PackageFile},
 };
 
 /// The directory of the package files.
@@ -92,37 +92,44 @@ struct WithPackages {
     inner: Arc<dyn Exec>,
     files: Arc<dyn Files>,
     builder: &'static dyn Builder,
-    /// Whether a file is a complete package, with its metadata at that time.
-    known: Mutex<BTreeMap<Utf8PathBuf, (Stat, bool)>>,
+    /// The version of each package file, with its metadata at that time. `None` if it is not a complete package.
+    known: Mutex<BTreeMap<Utf8PathBuf, (Stat, Option<String>)>>,
 }
 
 impl WithPackages {
     /// Returns the package files without damaged ones, with which every command of the package manager would fail.
-    fn complete(&self) -> Result<Vec<Utf8PathBuf>, FilesError> {
+    fn complete(&self) -> Result<Vec<PackageFile>, FilesError> {
         let directory = Utf8Path::new(DIRECTORY);
         let mut complete = Vec::new();
         for name in self.files.list(directory)? {
+            let Some(package) = name.strip_suffix(self.builder.suffix()) else {
+                continue;
+            };
             let path = directory.join(&name);
             let Some(stat) = self.files.stat(&path)? else {
                 continue;
             };
-            if name.ends_with(self.builder.suffix()) && self.is_complete(&path, stat)? {
-                complete.push(path);
+            if let Some(version) = self.version(&path, stat)? {
+                complete.push(PackageFile {
+                    name: package.to_owned(),
+                    version,
+                    path,
+                });
             }
         }
         Ok(complete)
     }
 
-    fn is_complete(&self, path: &Utf8Path, stat: Stat) -> Result<bool, FilesError> {
+    fn version(&self, path: &Utf8Path, stat: Stat) -> Result<Option<String>, FilesError> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((then, is_complete)) = known.get(path)
+        if let Some((then, version)) = known.get(path)
             && *then == stat
         {
-            return Ok(*is_complete);
+            return Ok(version.clone());
         }
-        let is_complete = version_of(&*self.files, self.builder, path)?.is_some();
-        known.insert(path.to_owned(), (stat, is_complete));
-        Ok(is_complete)
+        let version = version_of(&*self.files, self.builder, path)?;
+        known.insert(path.to_owned(), (stat, version.clone()));
+        Ok(version)
     }
 }
 

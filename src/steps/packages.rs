@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, btree_map::Entry};
 
 use super::specs::{InstalledPackage, InstalledPackages};
 use crate::{
+    host::Query,
     step::{Assessment, Cx, StepError},
     tools::packages::{self, Backend},
 };
@@ -126,16 +127,30 @@ pub(super) async fn offered_versions(
     cx: &Cx<'_>,
     names: &[&str],
 ) -> Result<BTreeMap<String, Vec<String>>, StepError> {
+    versions_in(cx, names, &backend(cx).offers(names)).await
+}
+
+/// Same as [`offered_versions`], but for all module streams.
+pub(super) async fn versions_of_all_streams(
+    cx: &Cx<'_>,
+    names: &[&str],
+) -> Result<BTreeMap<String, Vec<String>>, StepError> {
+    versions_in(cx, names, &backend(cx).offers_of_all_streams(names)).await
+}
+
+async fn versions_in(
+    cx: &Cx<'_>,
+    names: &[&str],
+    query: &Query,
+) -> Result<BTreeMap<String, Vec<String>>, StepError> {
     let mut found: BTreeMap<String, Vec<String>> = (names.iter())
         .map(|name| ((*name).to_owned(), Vec::new()))
         .collect();
     if names.is_empty() {
         return Ok(found);
     }
-    let backend = backend(cx);
-    let query = backend.offers(names);
-    let output = cx.state.query(&query).await?.success(query.cmd())?;
-    for offer in backend.parse_offers(&output.stdout) {
+    let output = cx.state.query(query).await?.success(query.cmd())?;
+    for offer in backend(cx).parse_offers(&output.stdout) {
         let others = (offer.versions.into_iter())
             // A negative priority prevents the installation.
             .filter(|(_, priority)| *priority >= 0)

@@ -176,6 +176,8 @@ struct PackagesState {
     machine: Option<(String, String)>,
     /// DKMS has built modules of the driver.
     has_builds: bool,
+    /// The reason if the settings of this machine prevent the installation of built packages.
+    forbidden: Option<String>,
 }
 
 /// Returns the required packages with prebuilt modules, with their kernels.
@@ -192,7 +194,9 @@ async fn detect_packages(
     let installed = packages::installed(cx).await?;
     let mut built_versions = BTreeMap::new();
     let mut offered = Vec::new();
+    let mut forbidden = None;
     if let Some(builder) = packages::backend(cx).builder() {
+        forbidden = builder.forbidden(files)?;
         for (spec, _) in required(driver) {
             // The file of an installed package is not needed now.
             if is_met(cx.desired, spec, &installed) {
@@ -204,7 +208,7 @@ async fn detect_packages(
     }
     // Without a file, the version is not compared.
     if !built_versions.is_empty() && packages::has_lists(cx)? {
-        let mut offers = packages::offered_versions(cx, &[replaced]).await?;
+        let mut offers = packages::versions_of_all_streams(cx, &[replaced]).await?;
         offered = offers.remove(replaced).unwrap_or_default();
     }
     let os = cx.facts.os.as_ref().map(|os| os.id.clone());
@@ -214,6 +218,7 @@ async fn detect_packages(
         offered,
         machine: os.zip(cx.facts.kernel.arch.clone()),
         has_builds: !built(files)?.is_empty(),
+        forbidden,
     })
 }
 
@@ -251,7 +256,10 @@ fn is_built(
     let backend = desired.packages.manager.backend();
     let required = version_to_build(spec, driver, desired, &state.installed);
     let matches = |version: &str| backend.matches(required.as_deref().unwrap_or("*"), version);
-    let next = state.offered.iter().find(|version| matches(version));
+    let candidate = state.offered.first().filter(|version| matches(version));
+    let fitting = state.offered.iter().filter(|version| matches(version));
+    // The others have the order of the package manager's output.
+    let next = candidate.or_else(|| fitting.max_by(|a, b| backend.compare(a, b)));
     (state.built.get(&spec.name))
         .is_some_and(|built| matches(built) && next.is_none_or(|next| next == built))
 }
@@ -280,6 +288,12 @@ fn decide_packages(
             [] => Assessment::not_applicable("the kernels of this machine are unknown"),
             _ => Assessment::satisfied(format!("installed: {}", names(&all))),
         };
+    }
+    if let Some(why) = &state.forbidden {
+        return Assessment::blocked(
+            why.clone(),
+            "remove `driver.prebuilt.only`, so that this machine compiles the modules",
+        );
     }
     if state.has_builds {
         return Assessment::blocked(
@@ -517,9 +531,12 @@ mod tests {
         let state = PackagesState {
             installed: installed_packages(installed),
             built: built.collect(),
-            offered: vec!["535.261.03-1".to_owned(), "535.216.01-1".to_owned()],
+            offered: ["580.1-1", "535.216.01-1", "535.261.03-1"]
+                .map(str::to_owned)
+                .into(),
             machine: Some(("debian".to_owned(), "x86_64".to_owned())),
             has_builds,
+            forbidden: None,
         };
         let driver = want.driver.as_ref().expect("a driver");
         let spec = driver.prebuilt.as_ref().expect("a spec");

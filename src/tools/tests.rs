@@ -266,7 +266,7 @@ fn package_commands(value: &str) -> Vec<Cmd> {
         queries.extend(backend.contents(&names));
         queries.extend(backend.lower_bounds(&names));
         let builder = backend.builder();
-        queries.extend(builder.map(|builder| builder.relations(&names)));
+        queries.extend(builder.into_iter().flat_map(|one| one.relations(&names)));
         queries.push(backend.upgrade());
         queries.extend(backend.unfinished());
         queries.extend(backend.configuration_of(&names));

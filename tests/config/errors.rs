@@ -352,10 +352,6 @@ fn machine_without_a_compiler_needs_a_source_and_a_dkms_package() {
     for (machine, why) in [
         (Machine::debian(), "requires `driver.prebuilt.sources`"),
         (
-            almalinux.set(sources),
-            "only supported on Debian and Ubuntu",
-        ),
-        (
             Machine::debian().set(sources).set(publish),
             "`driver.prebuilt.publish` is also set",
         ),
@@ -367,20 +363,18 @@ fn machine_without_a_compiler_needs_a_source_and_a_dkms_package() {
             "{shown}"
         );
     }
-    let machine = Machine::debian().set(sources).set(unsigned).set(only);
-    let desired = machine.resolution().desired;
-    let driver = desired.driver.expect("a driver");
-    assert!(!driver.is_compiled() && desired.headers.is_empty());
-    assert_eq!(
-        driver.prebuilt_instead_of.as_deref(),
-        Some("nvidia-kernel-open-dkms")
-    );
-    assert!(
-        !driver
-            .packages
-            .iter()
-            .any(|spec| spec.name.contains("dkms"))
-    );
+    for (machine, replaced) in [
+        (Machine::debian(), "nvidia-kernel-open-dkms"),
+        (almalinux, "kmod-nvidia-open-dkms"),
+    ] {
+        let machine = machine.set(sources).set(unsigned).set(only);
+        let desired = machine.resolution().desired;
+        let driver = desired.driver.expect("a driver");
+        assert!(!driver.is_compiled() && desired.headers.is_empty());
+        assert_eq!(driver.prebuilt_instead_of.as_deref(), Some(replaced));
+        let mut names = driver.packages.iter().map(|spec| &spec.name);
+        assert!(!names.any(|name| name.contains("dkms")), "{replaced}");
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use gpu_bootstrap::{
 
 use crate::{
     archive::{Package, Repo, digest, field},
-    dpkg,
+    dpkg, prebuilt,
     rpm::trusts,
     state::{State, list, text},
 };
@@ -43,12 +43,14 @@ struct Line {
     /// Whether version locks apply.
     locks: bool,
     weak: bool,
+    /// The packages whose files are on the command line or in the script.
+    files: Vec<Package>,
     /// In the dnf shell, which does not report failures in its exit status.
     shell: bool,
     words: Vec<String>,
 }
 
-fn parse(cmd: &Cmd) -> Line {
+fn parse(cmd: &Cmd, files: &FakeFiles) -> Line {
     let mut line = Line {
         locks: true,
         ..Line::default()
@@ -65,7 +67,10 @@ fn parse(cmd: &Cmd) -> Line {
             option if option.starts_with("--setopt=") => {
                 line.all_streams |= option.contains("module_hotfixes");
             }
-            word if !word.starts_with('-') => line.words.push(word.to_owned()),
+            word if !word.starts_with('-') => {
+                let word = line.specified(word, files);
+                line.words.push(word);
+            }
             word => panic!(
                 "the simulated dnf does not support `{word}` in `{}`",
                 cmd.line()
@@ -73,6 +78,18 @@ fn parse(cmd: &Cmd) -> Line {
         }
     }
     line
+}
+
+impl Line {
+    /// Returns the specification of a package for its file.
+    fn specified(&mut self, word: &str, files: &FakeFiles) -> String {
+        let Some(package) = prebuilt::at_path(files, word) else {
+            return word.to_owned();
+        };
+        let spec = format!("{}-{}", package.name, package.version);
+        self.files.push(package);
+        spec
+    }
 }
 
 /// Whether a command line of `dnf` changes the machine.
@@ -84,7 +101,8 @@ pub fn changes(cmd: &Cmd) -> bool {
 
 /// `dnf`.
 pub fn dnf(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, ExecError> {
-    let mut line = parse(cmd);
+    state.learn_built(files);
+    let mut line = parse(cmd, files);
     if changes(cmd) {
         for option in ["--setopt=exit_on_lock=1", "-y"] {
             let has = cmd.args.iter().any(|arg| arg == option);
@@ -107,7 +125,15 @@ pub fn dnf(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, Ex
         ["repoquery", format, ref names @ ..] if format.contains("%{files}") => {
             contents(files, state, names)
         }
-        ["repoquery", format, ref names @ ..] => query(files, format, names, line.all_streams),
+        ["repoquery", format, ref names @ ..] if format.contains("%{requires}") => {
+            let found = names.iter().flat_map(|name| {
+                let offers = offers_to(files, name, &line).into_iter();
+                offers
+                    .map(|(version, _)| prebuilt::relations(state.archive.package(name, &version)))
+            });
+            ok(found.collect::<String>())
+        }
+        ["repoquery", format, ref names @ ..] => query(files, format, names, &line),
         ["history", "info", "last"] => ok(history(files)),
         ["module", verb, name] => module(files, verb, name),
         ["mark", "remove", ref names @ ..] => {
@@ -131,6 +157,9 @@ pub fn dnf(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, Ex
             };
             line.shell = true;
             let (requested, going) = (of("install "), of("remove "));
+            let requested = (requested.iter())
+                .map(|word| line.specified(word, files))
+                .collect();
             let going: Vec<&str> = going.iter().map(String::as_str).collect();
             let going = with_dependents(files, state, &going);
             return transaction(cmd, files, state, &line, requested, going);
@@ -244,6 +273,10 @@ pub fn offers(files: &FakeFiles, name: &str) -> Vec<(String, String)> {
 
 /// The versions that are visible to a command.
 fn offers_to(files: &FakeFiles, name: &str, line: &Line) -> Vec<(String, String)> {
+    // Version locks do not apply to package files.
+    if let Some(file) = line.files.iter().find(|one| one.name == name) {
+        return vec![(file.version.clone(), file.repo.clone())];
+    }
     let locks = match line.locks {
         true => text(files, LOCKS).unwrap_or_default(),
         false => String::new(),
@@ -311,9 +344,10 @@ pub fn compare(a: &str, b: &str) -> Ordering {
 }
 
 /// Version locks do not affect this query.
-fn query(files: &FakeFiles, format: &str, names: &[&str], all_streams: bool) -> Output {
+fn query(files: &FakeFiles, format: &str, names: &[&str], line: &Line) -> Output {
     let line = Line {
-        all_streams,
+        all_streams: line.all_streams,
+        files: line.files.clone(),
         ..Line::default()
     };
     if !format.contains("version") {
@@ -376,6 +410,8 @@ struct Solver<'s> {
     named: BTreeMap<String, String>,
     chosen: BTreeMap<String, String>,
     order: Vec<String>,
+    /// Installed packages that the new ones replace.
+    replaced: Vec<String>,
 }
 
 impl Solver<'_> {
@@ -393,8 +429,11 @@ impl Solver<'_> {
             return Ok(());
         }
         let package = self.state.archive.package(name, version).clone();
+        let is_there = |other: &&String| dpkg::installed(self.files, other).is_some();
+        (self.replaced).extend(package.obsoletes.iter().filter(is_there).cloned());
         for other in &package.conflicts {
-            if dpkg::installed(self.files, other).is_some() && !self.going.contains(other) {
+            let goes = self.going.contains(other) || self.replaced.contains(other);
+            if is_there(&other) && !goes {
                 return Err(format!(
                     "Error: \n Problem: problem with installed package {other}\n  - package \
                      {name}-{version}.x86_64 conflicts with {other}\n  - conflicting requests\n"
@@ -480,6 +519,13 @@ fn transaction(
     requested: Vec<String>,
     going: Vec<String>,
 ) -> Result<Output, ExecError> {
+    let verifies = (cmd.args.iter()).any(|arg| arg == "--setopt=localpkg_gpgcheck=1");
+    assert_eq!(
+        verifies,
+        line.files.is_empty(),
+        "signatures of files: {}",
+        cmd.line()
+    );
     let named = (requested.iter())
         .filter_map(|spec| specified(files, state, line, spec))
         .collect();
@@ -491,6 +537,7 @@ fn transaction(
         named,
         chosen: BTreeMap::new(),
         order: Vec::new(),
+        replaced: Vec::new(),
     };
     let mut asked = Vec::new();
     for spec in &requested {
@@ -518,6 +565,13 @@ fn transaction(
         asked.push(name);
     }
     let (order, chosen) = (solver.order, solver.chosen);
+    let replaced = solver.replaced.into_iter();
+    let mut going = going.clone();
+    for name in replaced {
+        if !going.contains(&name) {
+            going.push(name);
+        }
+    }
     let mut table = String::new();
     for name in &order {
         let title = match dpkg::installed(files, name) {
@@ -525,7 +579,8 @@ fn transaction(
             Some(_) => "Upgrading",
             None => "Installing",
         };
-        let offered = known(files, name, true);
+        let mut offered = known(files, name, true);
+        offered.extend(offers_to(files, name, line));
         let repository = (offered.iter()).find(|(version, _)| *version == chosen[name]);
         table.push_str(&row(
             title,

@@ -266,7 +266,7 @@ impl Machine {
         ] {
             self.fakes.http.serve(url, keys[1].binary.clone());
         }
-        prebuilt::serve(&self.fakes, &self.about.kernel);
+        prebuilt::serve(&self.fakes, &self.about.kernel, &self.about.os_release);
     }
 
     fn programs(&self) {

@@ -53,12 +53,13 @@ fn module(info: &[u8]) -> Vec<u8> {
 }
 
 /// Serves archives with modules of both flavors for the kernel of the machine.
-pub fn serve(fakes: &Fakes, kernel: &str) {
+pub fn serve(fakes: &Fakes, kernel: &str, os_release: &str) {
     let Ok(kernel) = kernel.parse() else {
         return;
     };
+    let id = (os_release.lines()).find_map(|line| line.strip_prefix("ID="));
     let mut target = BuildTarget {
-        distribution: "debian".to_owned(),
+        distribution: id.unwrap_or_default().trim_matches('"').to_owned(),
         kernel,
         architecture: "x86_64".to_owned(),
         driver: "580.178.04".parse().expect("a version"),
@@ -151,16 +152,91 @@ fn read(bytes: &[u8]) -> Package {
     }
 }
 
+/// Reads an RPM package.
+fn read_rpm(bytes: &[u8]) -> Package {
+    let package = rpm::PackageMetadata::parse(&mut &*bytes).expect("a package");
+    let evr = |epoch| {
+        let (version, release) = (package.get_version(), package.get_release());
+        format!(
+            "{epoch}:{}-{}",
+            version.expect("a version"),
+            release.expect("a release")
+        )
+    };
+    let version = evr(package.get_epoch().expect("an epoch"));
+    let relation = |one: rpm::Dependency| match one.version == version {
+        true => format!("{} = self", one.name),
+        false => one.name,
+    };
+    let names = |all: Result<Vec<rpm::Dependency>, rpm::Error>| -> Vec<String> {
+        all.expect("readable")
+            .into_iter()
+            .map(|one| one.name)
+            .collect()
+    };
+    let kernel = (package.get_file_paths().expect("readable").iter())
+        .find_map(|path| {
+            let path = path.to_str()?.strip_prefix("/lib/modules/")?;
+            Some(path.strip_suffix("/updates/dkms/nvidia.ko")?.to_owned())
+        })
+        .expect("the driver module");
+    let is_other =
+        |one: &rpm::Dependency| one.name != "/bin/sh" && !one.name.starts_with("rpmlib(");
+    Package {
+        depends: (package.get_requires().expect("readable").into_iter())
+            .filter(is_other)
+            .map(relation)
+            .collect(),
+        provides: names(package.get_provides()),
+        conflicts: names(package.get_conflicts()),
+        obsoletes: names(package.get_obsoletes()),
+        module: Some((kernel, crate::kernel::driver_version(&version))),
+        name: package.get_name().expect("a name").to_owned(),
+        repo: "@commandline".to_owned(),
+        maintainer: package.get_packager().expect("a packager").to_owned(),
+        version,
+        ..Package::default()
+    }
+}
+
 /// The packages that gpu-bootstrap has built.
 pub fn packages(files: &FakeFiles) -> Vec<Package> {
     let path = |name: &String| format!("{DIRECTORY}/{name}");
     let bytes = |path: String| files.read(Utf8Path::new(&path)).expect("readable");
     let built = list(files, DIRECTORY);
-    (built.iter().filter(|name| name.ends_with(".deb")))
-        .filter_map(|name| bytes(path(name)))
-        .filter(|bytes| !bytes.is_empty())
-        .map(|bytes| read(&bytes))
+    (built.iter())
+        .filter_map(|name| Some((name, bytes(path(name))?)))
+        .filter(|(_, bytes)| !bytes.is_empty())
+        .filter_map(|(name, bytes)| match name.rsplit_once('.')?.1 {
+            "deb" => Some(read(&bytes)),
+            "rpm" => Some(read_rpm(&bytes)),
+            _ => None,
+        })
         .collect()
+}
+
+/// Returns the package in a file of [`DIRECTORY`], if the argument is the path of one.
+pub fn at_path(files: &FakeFiles, argument: &str) -> Option<Package> {
+    let name = argument.strip_prefix(DIRECTORY)?.strip_prefix('/')?;
+    let name = name.strip_suffix(".rpm")?;
+    packages(files).into_iter().find(|one| one.name == name)
+}
+
+/// The relations of a package, in the format that gpu-bootstrap queries from dnf and rpm.
+pub fn relations(package: &Package) -> String {
+    let own = format!(" = {}", package.version);
+    let depends: Vec<String> = (package.depends.iter())
+        .map(|one| one.replace(" = self", &own))
+        .collect();
+    let lines = |all: &[String]| all.iter().map(|one| format!("{one}\n")).collect::<String>();
+    format!(
+        "\tpackage\t{}\t{}\tx86_64\n\trequires\n{}\tprovides\n{}\tconflicts\n{}\tobsoletes\n\tend\n",
+        package.name,
+        package.version,
+        lines(&depends),
+        lines(&package.provides),
+        lines(&package.conflicts)
+    )
 }
 
 /// Removes the options for package files from a command.

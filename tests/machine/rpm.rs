@@ -9,7 +9,7 @@ use gpu_bootstrap::{
 };
 
 use crate::{
-    dpkg,
+    dpkg, prebuilt,
     state::{State, exists, text},
 };
 
@@ -38,6 +38,14 @@ pub fn rpm(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
         ["-e", "--allmatches", "--", ..] => {
             files.take("/var/lib/rpm/simulated-keys");
             ok("")
+        }
+        ["-q", "--qf", format, "--", ref names @ ..] if format.starts_with("\\tpackage") => {
+            let there = |name: &&str| {
+                let entry = database.get(*name)?;
+                Some(state.archive.package(name, &entry.version))
+            };
+            let relations = names.iter().filter_map(there).map(prebuilt::relations);
+            ok(relations.collect::<String>())
         }
         ["-q", "--qf", _, "--", ref names @ ..] => ok(listed(names, "list")),
         _ => panic!("the simulated rpm does not support `{}`", cmd.line()),

@@ -4,12 +4,13 @@ use std::{collections::BTreeMap, sync::PoisonError};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
+use super::approval::choose;
 use crate::{
     change::{Applier, ChangeError, Class, FileAfter, FileBefore, Undo},
     config::kernel::{PREBUILT, prebuilt_of, prebuilt_prefix},
     error::one_line,
     facts::kernel::bootable,
-    host::{FilesError, Query},
+    host::FilesError,
     model::{gpu::Flavor, version::DriverVersion},
     modules::{
         ONLY_SOURCE_TIME_LIMIT,
@@ -55,23 +56,30 @@ impl Applier {
     async fn relations(&self, build: &PackageBuild) -> Result<Option<Relations>, ChangeError> {
         let builder = self.builder()?;
         let replaced = &build.instead_of;
-        let version = match self.resolve(std::slice::from_ref(replaced)).await {
-            Ok(mut resolved) => resolved.remove(&replaced.name),
+        // The stream of the driver may not be enabled yet.
+        let query = self.backend.offers_of_all_streams(&[&replaced.name]);
+        let answer = self.ask("look up packages", &query).await?;
+        let offers = self.backend.parse_offers(&answer);
+        let offer = offers.iter().find(|offer| offer.name == replaced.name);
+        let version = match choose(self.backend, replaced, offer) {
+            Ok(version) => Some(version),
             Err(error) if super::is_not_offered(&error) => None,
             Err(error) => return Err(error),
         };
         let names: Vec<&str> = std::iter::once(replaced.name.as_str())
             .chain(build.like.iter().map(String::as_str))
             .collect();
-        let query: Query = builder.relations(&names);
-        // A missing package is not an error of the others.
-        let output = (self.output_of(&query).await).map_err(|source| {
-            ChangeError::tool(
-                format!("query the dependencies of {}", replaced.name),
-                source,
-            )
-        })?;
-        let known = builder.parse_relations(&output.stdout);
+        let mut known = Vec::new();
+        for query in builder.relations(&names) {
+            // A missing package is not an error of the others.
+            let output = (self.output_of(&query).await).map_err(|source| {
+                ChangeError::tool(
+                    format!("query the dependencies of {}", replaced.name),
+                    source,
+                )
+            })?;
+            known.extend(builder.parse_relations(&output.stdout));
+        }
         let required = replaced.version.as_deref().unwrap_or("*");
         let of_repository = |one: &&Relations| {
             one.name == replaced.name && version.as_deref() == Some(one.version.as_str())

@@ -32,7 +32,7 @@ use std::{collections::BTreeSet, fmt::Debug};
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-pub use builder::{Builder, ModulePackage, Relations};
+pub use builder::{Builder, ModulePackage, PackageFile, Relations};
 pub use database::Database;
 pub use failure_class::FailureClass;
 pub use messages::Messages;

@@ -1,15 +1,15 @@
 //! Builds Debian packages, deb(5): an `ar` archive with the format version, the control files and the data. The members are not
 //! compressed, because the file is installed on this machine. No program is needed, and the same package always has the same bytes.
 
-use std::{collections::BTreeSet, io};
+use std::io;
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 
 use super::Apt;
 use crate::{
     host::{Cmd, Query},
     model::pattern,
-    tools::packages::{Builder, ModulePackage, Relations},
+    tools::packages::{Builder, ModulePackage, PackageFile, Relations, builder},
 };
 
 const MAGIC: &[u8] = b"!<arch>\n";
@@ -43,12 +43,10 @@ fn unfolded(text: &str) -> String {
     text.replace("\n ", " ").replace("\n\t", " ")
 }
 
-/// Removes duplicates, and keeps the order.
-fn unique(all: impl IntoIterator<Item = String>) -> Vec<String> {
-    let mut known = BTreeSet::new();
-    all.into_iter()
-        .filter(|one| known.insert(one.clone()))
-        .collect()
+/// Whether only compiling needs a dependency: a compiler or a source can meet it.
+fn compiles(dependency: &str) -> bool {
+    (dependency.split('|').map(|one| name_of(one.trim())))
+        .any(|name| (ONLY_TO_COMPILE.iter()).any(|one| pattern::matches(one, name)))
 }
 
 /// The architecture of packages, dpkg-architecture(1).
@@ -127,11 +125,7 @@ fn control_archive(package: &ModulePackage) -> io::Result<Vec<u8>> {
 fn data_archive(package: &ModulePackage) -> io::Result<Vec<u8>> {
     let relative = |path: &Utf8Path| path.as_str().trim_start_matches('/').to_owned();
     let mut archive = tar::Builder::new(Vec::new());
-    let directories: BTreeSet<&Utf8Path> = (package.files.iter())
-        .flat_map(|(path, _)| path.ancestors().skip(1))
-        .filter(|path| *path != "/")
-        .collect();
-    for directory in directories {
+    for directory in builder::directories(package, |_| true) {
         let mut header = header(tar::EntryType::Directory, 0o755, 0);
         archive.append_data(
             &mut header,
@@ -178,8 +172,9 @@ fn member<'a>(archive: &'a [u8], name: &str) -> Option<&'a [u8]> {
 }
 
 impl Builder for Apt {
-    fn relations(&self, names: &[&str]) -> Query {
-        Query::new("apt-cache", ["show", "--"].iter().chain(names).copied())
+    fn relations(&self, names: &[&str]) -> Vec<Query> {
+        let args = ["show", "--"].iter().chain(names).copied();
+        vec![Query::new("apt-cache", args)]
     }
 
     /// Parses deb-control(5). A dependency before the installation is then also needed for it.
@@ -220,35 +215,8 @@ impl Builder for Apt {
     }
 
     fn instead_of(&self, name: &str, replaced: &Relations) -> Relations {
-        // A dependency that a compiler or a source can meet is only needed to compile.
-        let compiles = |dependency: &String| {
-            (dependency.split('|').map(|one| name_of(one.trim())))
-                .any(|name| (ONLY_TO_COMPILE.iter()).any(|one| pattern::matches(one, name)))
-        };
-        let depends = replaced.depends.iter().filter(|one| !compiles(one));
-        let mut provides = unique(replaced.provides.iter().cloned());
-        if replaced.name != name {
-            provides.retain(|one| name_of(one) != replaced.name);
-            provides.insert(0, format!("{} (= {})", replaced.name, replaced.version));
-        }
-        // The packages for other kernels provide the same names and are installed at the same time.
-        let others = |all: &[String]| {
-            let is_other = |one: &&String| {
-                !provides
-                    .iter()
-                    .any(|provided| name_of(provided) == name_of(one))
-            };
-            unique(all.iter().filter(is_other).cloned())
-        };
-        Relations {
-            name: name.to_owned(),
-            version: replaced.version.clone(),
-            depends: unique(depends.cloned()),
-            conflicts: others(&replaced.conflicts),
-            breaks: others(&replaced.breaks),
-            replaces: others(&replaced.replaces),
-            provides,
-        }
+        let provided = format!("{} (= {})", replaced.name, replaced.version);
+        builder::instead_of(name, replaced, provided, name_of, compiles)
     }
 
     fn build(&self, package: &ModulePackage) -> io::Result<Vec<u8>> {
@@ -280,11 +248,11 @@ impl Builder for Apt {
 
     /// apt.conf(5): `APT::Sources::With` is the option `--with-source` of apt-get(8) and apt-cache(8), which adds packages to those
     /// of the repositories.
-    fn with_files(&self, cmd: &Cmd, files: &[Utf8PathBuf]) -> Cmd {
+    fn with_files(&self, cmd: &Cmd, files: &[PackageFile]) -> Cmd {
         let mut cmd = cmd.clone();
         let options = files
             .iter()
-            .map(|path| format!("-oAPT::Sources::With::={path}"));
+            .map(|file| format!("-oAPT::Sources::With::={}", file.path));
         cmd.args.splice(0..0, options);
         cmd
     }
@@ -389,10 +357,14 @@ Depends: dkms
 
     #[test]
     fn files_are_sources_of_each_command() {
-        let files = ["/var/lib/x.deb".into()];
-        let query = Apt.relations(&["a"]);
+        let file = PackageFile {
+            name: "x".to_owned(),
+            version: "1".to_owned(),
+            path: "/var/lib/x.deb".into(),
+        };
+        let query = &Apt.relations(&["a"])[0];
         assert!(Apt.reads_sources(query.cmd()));
-        let cmd = Apt.with_files(query.cmd(), &files);
+        let cmd = Apt.with_files(query.cmd(), &[file]);
         assert_eq!(
             cmd.line(),
             "apt-cache -oAPT::Sources::With::=/var/lib/x.deb show -- a"

@@ -31,6 +31,9 @@ const RESOLVE_DEADLINE: Duration = Duration::from_secs(180);
 /// the holder of the lock.
 const FAIL_IF_LOCKED: &str = "--setopt=exit_on_lock=1";
 
+/// Verify local package files like downloads.
+pub(super) const VERIFY_FILES: &str = "--setopt=localpkg_gpgcheck=1";
+
 /// Options of every command, `dnf.conf(5)`.
 const OPTIONS: [&str; 12] = [
     FAIL_IF_LOCKED,
@@ -44,8 +47,7 @@ const OPTIONS: [&str; 12] = [
     "--setopt=installonly_limit=0",
     // Never autoremove, because unneeded packages may not be ours.
     "--setopt=clean_requirements_on_remove=0",
-    // Verify local package files like downloads.
-    "--setopt=localpkg_gpgcheck=1",
+    VERIFY_FILES,
     // A failed repository is only a warning. gpu-bootstrap decides whether it is needed.
     "--setopt=*.skip_if_unavailable=1",
     "--setopt=*.timeout=30",

@@ -1,6 +1,7 @@
 //! `dnf` on top of `rpm`: AlmaLinux, Rocky Linux, RHEL, Oracle Linux, Amazon Linux 2023.
 
 mod agents;
+mod builder;
 mod commands;
 pub(in crate::tools) mod database;
 mod exclusions;
@@ -18,7 +19,7 @@ mod streams;
 mod transaction;
 mod versionlock;
 
-use super::{Backend, HoldList, Streams, mirrors::Mirrors};
+use super::{Backend, Builder, HoldList, Streams, mirrors::Mirrors};
 
 /// The directory of downloaded metadata and packages, with a subdirectory for each repository.
 const CACHE: &str = "/var/cache/dnf";
@@ -42,5 +43,9 @@ impl Backend for Dnf {
 
     fn mirrors(&self) -> Option<&dyn Mirrors> {
         Some(&mirrors::DnfMirrors)
+    }
+
+    fn builder(&self) -> Option<&dyn Builder> {
+        Some(self)
     }
 }

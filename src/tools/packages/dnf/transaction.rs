@@ -144,13 +144,17 @@ pub fn actions(text: &str, installed: &[Package]) -> Vec<Action> {
     actions
 }
 
-/// Returns the size of each package to install, with its repository, and the unpacked size. dnf prints the unpacked size only
+/// The repository column of a package file on the command line, which is not downloaded.
+const PACKAGE_FILE: &str = "@commandline";
+
+/// Returns the size of each package to download, with its repository, and the unpacked size. dnf prints the unpacked size only
 /// if no package is removed or upgraded. Otherwise the result is 0, and only rpm checks the free space before it changes
 /// anything.
 pub fn estimate(text: &str) -> Estimate {
     let downloads = (rows(text).iter())
         .filter(|(section, _)| *section == Section::Coming)
         .filter_map(|(_, row)| Some((row.package()?[3].to_owned(), row.size()?)))
+        .filter(|(repository, _)| repository != PACKAGE_FILE)
         .collect();
     let unpacked = |line: &str| sizes::at_most(line.strip_prefix("Installed size: ")?);
     Estimate {
