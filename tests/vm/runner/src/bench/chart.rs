@@ -13,7 +13,7 @@ const ROW: f64 = 26.0;
 const TOP: f64 = 92.0;
 
 const STYLE: &str = "text{font:13px sans-serif;fill:#222}.title{font-size:17px;font-weight:bold}.about{fill:#555}\
-    .part{font-weight:bold}.ours{fill:#2f6fad}.other{fill:#b8c2cc}.label.ours{fill:#1d4f80;font-weight:bold}\
+    .part{font-weight:bold}.ours{fill:#2f6fad}.other{fill:#b8c2cc}.label.other{fill:#222}.label.ours{fill:#1d4f80;font-weight:bold}\
     .spread{stroke:#222;stroke-width:1.5}";
 
 /// The answer to one question.
