@@ -10,14 +10,13 @@ use super::{
     deferred_builds::release_builds,
     is_not_offered, is_unmet, names, not_verified,
     overlap::LARGE,
-    run::{Attempts, stages},
+    run::Attempts,
 };
 use crate::{
     change::{Applier, ChangeError, Sink, Undo},
     config::desired::{LockedPackages, PackageSpec},
     error::one_line,
     facts::detection::{carries_driver, is_driver_part},
-    host::Cmd,
     model::{
         pattern,
         version::{Branch, DriverVersion},
@@ -130,8 +129,7 @@ impl Applier {
             }
         }
         let (request, actions) = (work.request(), &work.actions);
-        self.perform(&request, actions, later, undo, None, sink)
-            .await?;
+        self.perform(&request, actions, later, undo, sink).await?;
         Ok((resolved, work.removing))
     }
 
@@ -153,31 +151,22 @@ impl Applier {
             .await
     }
 
-    /// Performs an approved transaction. With `later`, package scripts defer compiling a module to a later change. `download` runs
-    /// at the same time.
+    /// Performs an approved transaction. With `later`, package scripts defer compiling a module to a later change.
     pub(super) async fn perform(
         &self,
         request: &TransactionRequest<'_>,
         actions: &[Action],
         later: bool,
         undo: &Undo,
-        download: Option<&Cmd>,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        const WHAT: &str = "install packages";
         let cmd = (self.backend).perform(&self.settings(), request, removals(actions));
         let cmd = self.backend.defer_triggers(cmd);
         if later && self.backend.scripts_may_leave_modules() {
             self.compile_later(actions)?;
         }
-        let performed = match download {
-            None => self.attempt(undo, WHAT, &cmd, actions, sink).await,
-            Some(download) => {
-                let both = self.run_beside_download(WHAT, &cmd, stages(actions), download, sink);
-                self.recorded(undo, WHAT, actions, both, sink).await
-            }
-        };
-        match (performed, release_builds(&*self.host.files)) {
+        let performed = self.attempt(undo, "install packages", &cmd, actions, sink);
+        match (performed.await, release_builds(&*self.host.files)) {
             (Ok(()), released) => {
                 released?;
                 Ok(())
@@ -500,7 +489,7 @@ impl Applier {
             let cmd = self
                 .backend
                 .perform(&self.settings(), &request, removals(&actions));
-            let stages = stages(&actions);
+            let stages = super::run::stages(&actions);
             let performed = async {
                 self.download_first(&request, sink).await?;
                 self.run_once(WHAT, &cmd, stages, sink).await

@@ -8,7 +8,6 @@ use crate::{
     change::{Applier, ChangeError, Sink, Undo},
     config::desired::PackageSpec,
     facts::detection::{carries_driver, is_driver_part},
-    host::Cmd,
     tools::packages::{Action, TransactionRequest},
 };
 
@@ -61,8 +60,16 @@ impl Applier {
         if self.host.clock.monotonic().saturating_sub(begun) < SLOW {
             return Ok(());
         }
-        self.perform(&request, &part.actions, later, undo, Some(&rest), sink)
-            .await
+        let performed = self.perform(&request, &part.actions, later, undo, sink);
+        let downloaded = async {
+            // The rest of the transaction downloads what is missing, and reports failures.
+            if let Err(error) = self.run_once("download packages", &rest, 0, sink).await {
+                tracing::debug!(%error, "a download failed and is repeated later");
+            }
+            Ok(())
+        };
+        tokio::try_join!(performed, downloaded)?;
+        Ok(())
     }
 
     /// Returns the first part of a transaction: the required packages after the driver, with their dependencies. `None` if this is
@@ -104,26 +111,5 @@ impl Applier {
             actions,
             rest,
         }))
-    }
-
-    /// Runs the command of a transaction, and a download at the same time. If the download fails, the rest of the transaction
-    /// repeats it and reports the failure.
-    pub(super) async fn run_beside_download(
-        &self,
-        what: &str,
-        cmd: &Cmd,
-        stages: usize,
-        download: &Cmd,
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
-        let downloaded = async {
-            let downloaded = self.run_once("download packages", download, 0, sink);
-            if let Err(error) = downloaded.await {
-                tracing::debug!(%error, "a download failed and is repeated later");
-            }
-            Ok(())
-        };
-        tokio::try_join!(self.run_and_sync(what, cmd, stages, sink), downloaded)?;
-        Ok(())
     }
 }

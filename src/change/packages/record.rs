@@ -100,25 +100,12 @@ impl Applier {
         actions: &[Action],
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        let run = self.run_and_sync(what, cmd, stages(actions), sink);
-        self.recorded(undo, what, actions, run, sink).await
-    }
-
-    /// Runs approved commands once and records their effects.
-    pub(super) async fn recorded(
-        &self,
-        undo: &Undo,
-        what: &str,
-        actions: &[Action],
-        run: impl Future<Output = Result<(), ChangeError>> + Send,
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
         let Undo::Packages { transaction, .. } = undo else {
             return Err(ChangeError::unreadable(what, "the undo has another kind"));
         };
         self.forget_removed().await?;
         self.record_start(transaction, actions).await?;
-        let ran = run.await;
+        let ran = self.run_and_sync(what, cmd, stages(actions), sink).await;
         if ran.as_ref().is_err_and(may_still_run) {
             return ran;
         }
