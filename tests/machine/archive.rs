@@ -65,8 +65,6 @@ pub struct Package {
     pub depends: Vec<String>,
     pub recommends: Vec<String>,
     pub conflicts: Vec<String>,
-    /// Packages that an RPM package replaces.
-    pub obsoletes: Vec<String>,
     pub provides: Vec<String>,
     pub files: Vec<String>,
     pub contents: BTreeMap<String, String>,

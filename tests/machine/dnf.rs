@@ -410,8 +410,6 @@ struct Solver<'s> {
     named: BTreeMap<String, String>,
     chosen: BTreeMap<String, String>,
     order: Vec<String>,
-    /// Installed packages that the new ones replace.
-    replaced: Vec<String>,
 }
 
 impl Solver<'_> {
@@ -429,11 +427,8 @@ impl Solver<'_> {
             return Ok(());
         }
         let package = self.state.archive.package(name, version).clone();
-        let is_there = |other: &&String| dpkg::installed(self.files, other).is_some();
-        (self.replaced).extend(package.obsoletes.iter().filter(is_there).cloned());
         for other in &package.conflicts {
-            let goes = self.going.contains(other) || self.replaced.contains(other);
-            if is_there(&other) && !goes {
+            if dpkg::installed(self.files, other).is_some() && !self.going.contains(other) {
                 return Err(format!(
                     "Error: \n Problem: problem with installed package {other}\n  - package \
                      {name}-{version}.x86_64 conflicts with {other}\n  - conflicting requests\n"
@@ -537,7 +532,6 @@ fn transaction(
         named,
         chosen: BTreeMap::new(),
         order: Vec::new(),
-        replaced: Vec::new(),
     };
     let mut asked = Vec::new();
     for spec in &requested {
@@ -565,13 +559,6 @@ fn transaction(
         asked.push(name);
     }
     let (order, chosen) = (solver.order, solver.chosen);
-    let replaced = solver.replaced.into_iter();
-    let mut going = going.clone();
-    for name in replaced {
-        if !going.contains(&name) {
-            going.push(name);
-        }
-    }
     let mut table = String::new();
     for name in &order {
         let title = match dpkg::installed(files, name) {

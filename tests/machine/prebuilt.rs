@@ -189,7 +189,6 @@ fn read_rpm(bytes: &[u8]) -> Package {
             .collect(),
         provides: names(package.get_provides()),
         conflicts: names(package.get_conflicts()),
-        obsoletes: names(package.get_obsoletes()),
         module: Some((kernel, crate::kernel::driver_version(&version))),
         name: package.get_name().expect("a name").to_owned(),
         repo: "@commandline".to_owned(),
