@@ -406,8 +406,8 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
 
 /// Runs the cases sequentially, several times in each setting, with no other case in parallel. The settings alternate, so
 /// that changes of the host's speed affect all of them. Cases that compile the driver take minutes, which hardly depend on
-/// the link and the disk, so they run only in the first setting. A failed case stops the benchmark, because the duration
-/// of a broken node is meaningless.
+/// the link and the disk, so they run only in the first setting. A failed case ends the benchmark, because the duration
+/// of a broken node is meaningless; the report contains the cases before it.
 fn bench(bed: &Bed, machines: &Machines, cases: &[&Case], rounds: &Rounds) -> Result<ExitCode> {
     let program = (rounds.program.as_ref()).map_or(Program::Compiled, |file| Program::Given(file));
     let assets = assets::prepare(bed, machines, &wanted(machines, cases)?, Some(program))?;
@@ -423,7 +423,8 @@ fn bench(bed: &Bed, machines: &Machines, cases: &[&Case], rounds: &Rounds) -> Re
             .as_deref()
             .map(|file| (Some(file), bench::BEFORE)),
     );
-    for _ in 0..rounds.runs {
+    let mut failed = false;
+    'rounds: for _ in 0..rounds.runs {
         for (at, results) in all.iter_mut().enumerate() {
             let setting = results.setting.clone();
             // Without a configuration a case does not use gpu-bootstrap, so the program makes no difference.
@@ -446,7 +447,8 @@ fn bench(bed: &Bed, machines: &Machines, cases: &[&Case], rounds: &Rounds) -> Re
                 };
                 let outcome = one(&stage, case);
                 if outcome.error.is_some() {
-                    return Ok(ExitCode::FAILURE);
+                    failed = true;
+                    break 'rounds;
                 }
                 results.add(outcome.rows, suffix);
             }
@@ -463,7 +465,10 @@ fn bench(bed: &Bed, machines: &Machines, cases: &[&Case], rounds: &Rounds) -> Re
             fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(match failed {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    })
 }
 
 fn step_rows(outcome: &Outcome) -> Vec<Vec<String>> {
