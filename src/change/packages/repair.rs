@@ -33,7 +33,14 @@ impl Applier {
             }
             let mut attempts = Attempts::new();
             loop {
-                let actions = self.simulate(&TransactionRequest::Fix).await?;
+                let actions = match self.simulate(&TransactionRequest::Fix).await {
+                    // A power loss may have truncated the package lists, so that a package to reinstall is not available.
+                    Err(error) if self.lacks_lists(&error) => {
+                        self.update(sink).await?;
+                        continue;
+                    }
+                    simulated => simulated?,
+                };
                 let half_done = self.half_done().await?;
                 let named: Vec<&str> = (half_done.packages.iter())
                     .map(|package| package.id.as_str())
@@ -55,6 +62,11 @@ impl Applier {
             self.check_consistent().await
         })
         .await
+    }
+
+    /// Whether no source offers a package, and the lists were not downloaded in this run.
+    fn lacks_lists(&self, error: &ChangeError) -> bool {
+        error.reason == FailureClass::NotFound.reason() && !self.lists.are_fresh()
     }
 
     /// Reinstalls the packages of an interrupted transaction, so that all scripts run and old versions from an upgrade are
@@ -90,12 +102,7 @@ impl Applier {
                     break;
                 }
                 // A power loss may have truncated the package lists.
-                Err(error)
-                    if error.reason == FailureClass::NotFound.reason()
-                        && !self.lists.are_fresh() =>
-                {
-                    self.update(sink).await?;
-                }
+                Err(error) if self.lacks_lists(&error) => self.update(sink).await?,
                 Err(error) => self.wait_before_retry(&mut attempts, error, sink).await?,
             }
         }

@@ -18,7 +18,7 @@ use crate::{
         Files, ReadFiles,
         fake::{FakeFiles, Mutation, diff, failed, ok},
     },
-    tools::packages::HEADER,
+    tools::packages::{FailureClass, HEADER},
 };
 
 pub(super) fn spec(name: &str, version: Option<&str>) -> PackageSpec {
@@ -440,6 +440,34 @@ async fn a_repair_waits_for_another_dkms_and_keeps_its_version() {
     files.take("/proc/41");
     machine.apply(&Change::RepairPackages).await.unwrap();
     assert!(!files.exists(added).unwrap());
+}
+
+/// A power loss during a transaction may leave a package that must be unpacked again, and truncate the lists.
+#[tokio::test]
+async fn repair_downloads_lists_that_lack_a_package() {
+    let (machine, apt) = docker(Kind::Apt);
+    apt.edit("bash", |package| package.half = true);
+    machine.fakes.exec.on("dpkg", |_, _| ok(""));
+    const LACKS: &str =
+        "E: The package bash needs to be reinstalled, but I can't find an archive for it.";
+    let (own, mut has_lists) = (apt.clone(), false);
+    machine.fakes.exec.on("apt-get", move |cmd, _| {
+        let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
+        has_lists |= has("update");
+        match (has("--fix-broken"), has_lists, has("-s")) {
+            (true, false, _) => return failed(100, LACKS),
+            (true, true, false) => own.edit("bash", |package| package.half = false),
+            _ => {}
+        }
+        own.get(cmd)
+    });
+    machine.apply(&Change::RepairPackages).await.unwrap();
+    assert!(!apt.package("bash").half);
+    // Lists that were downloaded in this run are complete.
+    apt.edit("bash", |package| package.half = true);
+    (machine.fakes.exec).on("apt-get", |_, _| failed(100, LACKS));
+    let error = machine.fails(&Change::RepairPackages).await;
+    assert_eq!(error.reason(), FailureClass::NotFound.reason());
 }
 
 #[tokio::test]

@@ -106,6 +106,7 @@ const SIGNS: &[(&str, FailureClass)] = &[
     ("Unable to locate package", FailureClass::NotFound),
     ("has no installation candidate", FailureClass::NotFound),
     ("' was not found", FailureClass::NotFound),
+    ("but I can't find an archive for it", FailureClass::NotFound),
     ("Held packages were changed", FailureClass::Held),
     (
         "Packages need to be removed but remove is disabled",
@@ -439,6 +440,7 @@ mod tests {
             "E: Unable to locate package nosuchpackage", FailureClass::NotFound;
             "E: Version '1.0' for 'gcc' was not found", FailureClass::NotFound;
             "E: Package 'gcc:i386' has no installation candidate", FailureClass::NotFound;
+            "E: The package containerd.io needs to be reinstalled, but I can't find an archive for it.", FailureClass::NotFound;
             "E: Held packages were changed and -y was used without --allow-change-held-packages.",
                 FailureClass::Held;
             "The following packages have unmet dependencies:\n a : Depends: b (>= 2)\nE: Unable to correct problems, you have held broken packages.",
