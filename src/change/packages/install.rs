@@ -111,13 +111,15 @@ impl Applier {
         before.guard(actions, specs).await?;
         before.approve(actions, &names(specs), removing).await?;
         let size = before.check_space(&request, Some(&work.said)).await?;
-        if matches!(request, TransactionRequest::Install { removing: [], .. })
-            && size.download_bytes() >= LARGE
-        {
-            self.install_first_part(specs, &resolved, actions, later, undo, sink)
+        let is_large = matches!(request, TransactionRequest::Install { removing: [], .. })
+            && size.download_bytes() >= LARGE;
+        let is_divided = is_large
+            && self
+                .install_first_part(specs, &resolved, actions, later, undo, sink)
                 .await?;
+        if !is_divided {
+            self.download(&request, actions, undo, sink).await?;
         }
-        self.download(&request, actions, undo, sink).await?;
         if !work.removing.is_empty() && self.backend.performs_from_downloads() {
             // Such a package manager also removes packages that depend on a removed one, and has no option to prevent this.
             // Therefore simulate again immediately before the removal.
