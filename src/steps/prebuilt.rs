@@ -258,7 +258,7 @@ fn is_built(
     let matches = |version: &str| backend.matches(required.as_deref().unwrap_or("*"), version);
     let candidate = state.offered.first().filter(|version| matches(version));
     let fitting = state.offered.iter().filter(|version| matches(version));
-    // The others have the order of the package manager's output.
+    // The other versions have the order of the package manager's output.
     let next = candidate.or_else(|| fitting.max_by(|a, b| backend.compare(a, b)));
     (state.built.get(&spec.name))
         .is_some_and(|built| matches(built) && next.is_none_or(|next| next == built))

@@ -111,9 +111,10 @@ impl Applier {
         before.guard(actions, specs).await?;
         before.approve(actions, &names(specs), removing).await?;
         let size = before.check_space(&request, Some(&work.said)).await?;
-        let is_large = matches!(request, TransactionRequest::Install { removing: [], .. })
+        let is_divisible = matches!(request, TransactionRequest::Install { removing: [], .. })
+            && !self.backend.performs_from_downloads()
             && size.download_bytes() >= LARGE;
-        let is_divided = is_large
+        let is_divided = is_divisible
             && self
                 .install_first_part(specs, &resolved, actions, later, undo, sink)
                 .await?;

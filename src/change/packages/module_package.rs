@@ -71,7 +71,7 @@ impl Applier {
             .collect();
         let mut known = Vec::new();
         for query in builder.relations(&names) {
-            // A missing package is not an error of the others.
+            // The query also prints the known packages if a package is missing.
             let output = (self.output_of(&query).await).map_err(|source| {
                 ChangeError::tool(
                     format!("query the dependencies of {}", replaced.name),

@@ -249,7 +249,7 @@ impl Applier {
         stages: usize,
         sink: &dyn Sink,
     ) -> Result<Output, ChangeError> {
-        let mut done = 0;
+        let (mut done, mut fetched) = (0, 0);
         let (mut size, mut started, mut finished) = (None, 0, 0);
         let ran = self
             .host
@@ -263,17 +263,19 @@ impl Applier {
                 }
                 if stages > 0 && stream == Stream::Out && self.backend.is_stage(line) {
                     // The output of a package script may look like a stage.
-                    done = (done + 1).min(stages);
+                    let next = |count: usize| (count + 1).min(stages);
                     match self.backend.download_part(line) {
                         Some(part) => {
                             // apt prints this line when a download starts. dnf prints it when a download is finished, so its
                             // progress is one download behind.
                             finished = started;
                             started += part;
-                            sink.progress(done as u64, Some(stages as u64), "packages");
+                            fetched = next(fetched);
+                            sink.progress(fetched as u64, Some(stages as u64), "packages");
                             sink.progress(finished, size, "bytes");
                         }
                         None => {
+                            done = next(done);
                             sink.progress((done * 100 / stages) as u64, Some(100), "percent");
                         }
                     }

@@ -1,4 +1,4 @@
-//! Package triggers. A transaction must only run those that other packages or running programs may depend on. The others take
+//! Package triggers. A transaction must only run triggers that packages or running programs may depend on. Other triggers take
 //! seconds to minutes (a new initramfs). Those that are pending after the last transaction run while the node is validated.
 
 use super::of_class;

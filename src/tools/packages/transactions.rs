@@ -43,8 +43,8 @@ pub trait Transactions {
     /// Downloads the packages of a transaction.
     fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd;
 
-    /// Downloads packages, in the format of [`Self::at_version`], while a transaction of others is running, so that a later
-    /// transaction needs not download them. `None` if the manager cannot.
+    /// Downloads packages, in the format of [`Self::at_version`], while a transaction of other packages is running, so that
+    /// a later transaction does not download them. `None` if the manager cannot.
     fn download_beside(&self, _settings: &Settings, _packages: &[String]) -> Option<Cmd> {
         None
     }

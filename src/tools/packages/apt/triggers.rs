@@ -8,10 +8,10 @@ use crate::{
 };
 
 /// The package whose trigger may run later, because the initramfs is only used by the next boot. dpkg defers the activations by
-/// package scripts, such as those of driver packages, which call `update-initramfs`. It runs triggers that are
-/// pending before it configures the packages, such as those of unpacked files, even with `--no-triggers` (dpkg 1.21). Therefore
-/// deferring others, such as the index of man pages, has no effect. With Debian's driver 535, the initramfs is generated twice
-/// instead of three times (case `main-job`, /var/log/dpkg.log).
+/// package scripts, such as the scripts of driver packages, which call `update-initramfs`. It runs triggers that are pending
+/// before it configures the packages, such as triggers on unpacked files, even with `--no-triggers` (dpkg 1.21). Therefore
+/// deferring other triggers, such as the index of man pages, has no effect. With Debian's driver 535, the initramfs is
+/// generated twice instead of three times (case `main-job`, /var/log/dpkg.log).
 const DEFERRABLE: &str = "initramfs-tools";
 
 /// Reads the packages with pending triggers from the package database.

@@ -107,7 +107,8 @@ fn split(version: &str) -> io::Result<(Option<u32>, &str, &str)> {
     Ok(((epoch != 0).then_some(epoch), number, release))
 }
 
-/// Whether a directory is below the one of the kernel. The others are in packages of the system, and `/lib` is a symlink there.
+/// Whether a directory is below the directory of the kernel. Its parents belong to packages of the system, and `/lib` is a symlink
+/// there.
 fn is_below_kernel(directory: &Utf8Path, kernel: &str) -> bool {
     let mut parents = directory.ancestors().skip(1);
     parents.any(|parent| parent.file_name() == Some(kernel))
@@ -372,7 +373,7 @@ mod tests {
         tools::packages::{Removals, Settings, TransactionRequest, Transactions},
     };
 
-    /// Output of dnf 4.14. The relations of the first package are those of the simulated one of NVIDIA, with two rich dependencies.
+    /// Output of dnf 4.14. The first package has the relations of NVIDIA's simulated package, and two rich dependencies.
     const SHOWN: &str = "\tpackage\tkmod-nvidia-open-dkms\t3:580.178.04-1.el9\tnoarch\n\
         \trequires\n(gcc-toolset if kernel-tools)\n(kernel-devel if kernel-core)\n/bin/sh\ndkms\nnvidia-kmod-common = 3:580.178.04\n\
         rpmlib(CompressedFileNames) <= 3.0.4-1\n\
