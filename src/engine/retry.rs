@@ -18,9 +18,9 @@ pub const UNATTENDED_DEADLINE: Duration = Duration::from_secs(2 * 3600);
 /// The maximum length of the first pause. Each pause is twice as long as the previous one.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 
-/// The first pause is at most the time limit of all attempts divided by this number. A daemon that
-/// may take half a minute to start is usually ready after a second.
-const FIRST_PART: u32 = 30;
+/// The first pause is at most the time limit of all attempts divided by this number. At boot, a
+/// daemon that may take half a minute to start is usually ready some tenths of a second later.
+const FIRST_PART: u32 = 150;
 
 /// The maximum pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
@@ -131,12 +131,12 @@ mod tests {
         let policy = policy(Some(SECOND * 1000));
         let mut retries = Retries::default();
         let limit = Some(SECOND * 30);
-        for whole in [1, 2, 4, 8] {
+        for whole in [200, 400, 800, 1600].map(Duration::from_millis) {
             let pause = policy.pause(&mut retries, SECOND, limit).unwrap();
-            assert!(pause <= SECOND * whole && pause > SECOND * whole * 3 / 4);
+            assert!(pause <= whole && pause > whole * 3 / 4);
         }
-        let first = policy.pause(&mut Retries::default(), SECOND, Some(SECOND * 300));
-        assert!(first.unwrap() > SECOND * 7, "limit: 300 s");
+        let first = policy.pause(&mut Retries::default(), SECOND, Some(SECOND * 3000));
+        assert!(first.unwrap() > SECOND * 7, "limit: 3000 s");
     }
 
     #[test]
@@ -150,10 +150,10 @@ mod tests {
         let mut retries = Retries::default();
         let limit = Some(SECOND * 60);
         assert!(policy.pause(&mut retries, SECOND * 100, limit).is_some());
-        assert_eq!(policy.pause(&mut retries, SECOND * 157, limit), None);
+        assert_eq!(policy.pause(&mut retries, SECOND * 1599 / 10, limit), None);
         assert_eq!(
             policy
-                .pause(&mut retries, SECOND * 155, Some(Duration::MAX))
+                .pause(&mut retries, SECOND * 1599 / 10, Some(Duration::MAX))
                 .map(|_| ()),
             Some(())
         );

@@ -22,10 +22,11 @@ const BY_RECORD: &str = r#"ended=$(grep -E '"kind":"run-(started|finished)"' "$j
 exit "$ended"
 "#;
 
-/// The product's unit, which removes its own file after a successful run.
+/// The product's unit, which removes its own file after a successful run. The pauses are short because `vm bench` measures the
+/// duration.
 const RESUMED: &str = r#"unit=gpu-bootstrap-resume.service
-until journalctl -q -b -u "$unit" -o cat | grep -q . || [ ! -e "/etc/systemd/system/$unit" ]; do sleep 0.5; done
-until systemctl show -P ActiveState "$unit" | grep -qxE 'inactive|failed'; do sleep 0.5; done
+until journalctl -q -b -u "$unit" -o cat | grep -q . || [ ! -e "/etc/systemd/system/$unit" ]; do sleep 0.1; done
+until systemctl show -P ActiveState "$unit" | grep -qxE 'inactive|failed'; do sleep 0.1; done
 "#;
 
 /// The script of a step, if it has one.
