@@ -111,17 +111,16 @@ impl Applier {
         before.guard(actions, specs).await?;
         before.approve(actions, &names(specs), removing).await?;
         let size = before.check_space(&request, Some(&work.said)).await?;
-        let is_divisible = matches!(request, TransactionRequest::Install { removing: [], .. })
-            && !self.backend.performs_from_downloads()
-            && size.download_bytes() >= LARGE;
-        let is_divided = is_divisible
-            && self
-                .install_first_part(specs, &resolved, actions, later, undo, sink)
-                .await?;
-        if !is_divided {
+        let is_from_downloads = self.backend.performs_from_downloads();
+        if is_from_downloads {
             self.download(&request, actions, undo, sink).await?;
+        } else if matches!(request, TransactionRequest::Install { removing: [], .. })
+            && size.download_bytes() >= LARGE
+        {
+            self.install_first_part(specs, &resolved, actions, later, undo, sink)
+                .await?;
         }
-        if !work.removing.is_empty() && self.backend.performs_from_downloads() {
+        if is_from_downloads && !work.removing.is_empty() {
             // Such a package manager also removes packages that depend on a removed one, and has no option to prevent this.
             // Therefore simulate again immediately before the removal.
             let now = self.simulate(&work.request()).await?;

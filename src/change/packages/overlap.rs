@@ -28,8 +28,8 @@ struct Part {
 
 impl Applier {
     /// Installs the packages after the driver (container runtimes and the toolkit) while the driver is downloaded. On a fast link,
-    /// only downloads them. Returns `false` if the approved transaction cannot be divided. Otherwise performing it downloads the
-    /// rest. The driver comes last because its deferred trigger would otherwise run in the second transaction.
+    /// only downloads them. Performing the approved transaction downloads what is missing, which is everything if it cannot be
+    /// divided. The driver comes last because its deferred trigger would otherwise run in the second transaction.
     pub(super) async fn install_first_part(
         &self,
         specs: &[PackageSpec],
@@ -38,18 +38,18 @@ impl Applier {
         later: bool,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<bool, ChangeError> {
+    ) -> Result<(), ChangeError> {
         let part = match self.first_part(specs, resolved, approved).await {
             Ok(Some(part)) => part,
-            Ok(None) => return Ok(false),
+            Ok(None) => return Ok(()),
             Err(error) => {
                 tracing::debug!(%error, "the transaction cannot be divided");
-                return Ok(false);
+                return Ok(());
             }
         };
         let settings = self.settings();
         let Some(rest) = self.backend.download_beside(&settings, &part.rest) else {
-            return Ok(false);
+            return Ok(());
         };
         let request = TransactionRequest::Install {
             packages: &part.packages,
@@ -58,7 +58,7 @@ impl Applier {
         let begun = self.host.clock.monotonic();
         self.download(&request, &part.actions, undo, sink).await?;
         if self.host.clock.monotonic().saturating_sub(begun) < SLOW {
-            return Ok(true);
+            return Ok(());
         }
         let performed = self.perform(&request, &part.actions, later, undo, sink);
         let downloaded = async {
@@ -69,7 +69,7 @@ impl Applier {
             Ok(())
         };
         tokio::try_join!(performed, downloaded)?;
-        Ok(true)
+        Ok(())
     }
 
     /// Returns the first part of a transaction: the required packages after the driver, with their dependencies. `None` if this is

@@ -115,7 +115,7 @@ pub(super) struct Events {
     pub faults: Vec<&'static str>,
     /// Interruptions of the next real installations, in reverse order.
     pub breaks: Vec<Break>,
-    /// Packages that become available when packages are downloaded.
+    /// Packages that become available after the simulation: with the next download or real installation.
     pub moves: Vec<(&'static str, Offered)>,
     /// Packages that become available with the next download of the lists.
     pub coming: Vec<(&'static str, Offered)>,
@@ -364,6 +364,10 @@ impl Archive {
 
     /// Installs packages, and removes those with the suffix `-`.
     pub(super) fn put(&self, specs: &[String], how: How) -> Output {
+        if !how.simulated {
+            let moves = std::mem::take(&mut self.events().moves);
+            self.archive.lock().unwrap().extend(moves);
+        }
         let archive = self.archive.lock().unwrap();
         let mut installed = self.installed.lock().unwrap().clone();
         let (mut open, mut going) = (Vec::new(), Vec::new());

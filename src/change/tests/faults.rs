@@ -99,7 +99,7 @@ async fn failed_list_refresh_has_its_own_error() {
     ];
     let error = machine.fails(&install(&["a"])).await;
     assert_eq!(error.reason(), "no-disk-space");
-    assert!(machine.sink.text().contains("retry: download packages"));
+    assert!(machine.sink.text().contains("retry: install packages"));
 }
 
 #[tokio::test]

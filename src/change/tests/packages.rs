@@ -396,7 +396,11 @@ async fn only_transient_errors_are_retried(kind: Kind) {
     let (machine, apt) = docker(kind);
     apt.events().faults = vec!["E: Failed to fetch http://x/a.deb  Connection timed out"];
     machine.apply(&install(&["docker.io"])).await.unwrap();
-    says(machine.sink.text(), "retry: download packages");
+    let what = match kind {
+        Kind::Apt => "install",
+        Kind::Dnf => "download",
+    };
+    says(machine.sink.text(), &format!("retry: {what} packages"));
     assert!(!machine.fakes.clock.slept().is_empty());
 
     let (machine, apt) = docker(kind);
