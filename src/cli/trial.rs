@@ -54,11 +54,11 @@ const NO_MACHINE: &str = "no machine was inspected";
 const COLUMN: usize = 16;
 
 /// Measured durations of `install` without validation: system, release, whether modules come from another node, and the
-/// shortest and the longest run in seconds. Includes only runs with real driver packages. Source: docs/tested.md, "Benchmarks",
-/// driver 535 on two slow CPUs.
+/// shortest and the longest run in seconds. Includes only runs with real driver packages. Source: `make bench`, driver 535 on two
+/// slow CPUs. docs/tested.md contains the last run; the longest ones are from a slower host.
 const MEASURED: [(&str, &str, bool, [u32; 2]); 2] = [
     ("debian", "12", false, [121, 295]),
-    ("debian", "12", true, [36, 70]),
+    ("debian", "12", true, [33, 70]),
 ];
 
 pub(super) fn run(

@@ -184,8 +184,8 @@ settings! {
         /// `true`: this machine never compiles driver modules. `install` builds a package from the archive with the modules of
         /// the running kernel, and of the kernel of the next boot, and installs it together with the driver, so that kernel
         /// headers, DKMS and a compiler are not installed. If no source has such an archive, the run is blocked before the
-        /// first change.
-        /// Not with a lock file. See [machines without a compiler](#machines-without-a-compiler).
+        /// first change or, if the driver version is not known yet, fails after the repository of the driver was added: set
+        /// `driver.version`. Not with a lock file. See [machines without a compiler](#machines-without-a-compiler).
         pub only: bool = false,
         /// Public keys of [minisign](https://jedisct1.github.io/minisign/), each the second line of `minisign.pub`.
         /// An archive is only used if one of them signed it (`ARCHIVE.minisig` next to it). Cannot be combined with
