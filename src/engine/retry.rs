@@ -22,6 +22,9 @@ const FIRST_PAUSE: Duration = Duration::from_secs(10);
 /// daemon that may take half a minute to start is usually ready some tenths of a second later.
 const FIRST_PART: u32 = 150;
 
+/// A pause is at most the time limit divided by this number, so that the last attempt is shortly before the limit.
+const LONGEST_PART: u32 = 10;
+
 /// The maximum pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
@@ -96,7 +99,9 @@ fn pause(attempts: u32, limit: Option<Duration>) -> Duration {
     limit
         .map_or(FIRST_PAUSE, |limit| FIRST_PAUSE.min(limit / FIRST_PART))
         .saturating_mul(1 << attempts.min(10))
-        .min(LONGEST_PAUSE)
+        .min(limit.map_or(LONGEST_PAUSE, |limit| {
+            LONGEST_PAUSE.min(limit / LONGEST_PART)
+        }))
 }
 
 #[cfg(test)]
@@ -135,8 +140,10 @@ mod tests {
             let pause = policy.pause(&mut retries, SECOND, limit).unwrap();
             assert!(pause <= whole && pause > whole * 3 / 4);
         }
-        let first = policy.pause(&mut Retries::default(), SECOND, Some(SECOND * 3000));
-        assert!(first.unwrap() > SECOND * 7, "limit: 3000 s");
+        let last = policy.pause(&mut retries, SECOND, limit).unwrap();
+        assert!(last <= SECOND * 3 && last > SECOND * 9 / 4);
+        let first = policy.pause(&mut Retries::default(), SECOND, Some(SECOND * 300));
+        assert!(first.unwrap() <= SECOND * 2, "limit: 300 s");
     }
 
     #[test]

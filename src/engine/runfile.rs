@@ -205,7 +205,7 @@ fn take_in(progress: &mut Progress, event: &Event) -> bool {
             message,
             retry_in_seconds,
             ..
-        } => progress.detail = Some(format!("{message}; retrying in {retry_in_seconds:.0} s")),
+        } => progress.detail = Some(format!("{message}; retrying in {retry_in_seconds:.1} s")),
         Event::StepFinished { step, outcome, .. } => {
             active(std::slice::from_ref(step), false);
             for mine in &mut progress.steps {

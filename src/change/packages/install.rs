@@ -10,7 +10,7 @@ use super::{
     deferred_builds::release_builds,
     is_not_offered, is_unmet, names, not_verified,
     overlap::LARGE,
-    run::Attempts,
+    run::{Attempts, Expected},
 };
 use crate::{
     change::{Applier, ChangeError, Sink, Undo},
@@ -112,13 +112,17 @@ impl Applier {
         before.approve(actions, &names(specs), removing).await?;
         let size = before.check_space(&request, Some(&work.said)).await?;
         let is_from_downloads = self.backend.performs_from_downloads();
-        if is_from_downloads {
-            self.download(&request, actions, undo, sink).await?;
-        } else if matches!(request, TransactionRequest::Install { removing: [], .. })
-            && size.download_bytes() >= LARGE
-        {
-            self.install_first_part(specs, &resolved, actions, later, undo, sink)
+        let is_large = size.download_bytes() >= LARGE;
+        let is_divided = is_large
+            && !is_from_downloads
+            && matches!(request, TransactionRequest::Install { removing: [], .. })
+            && self
+                .install_first_part(specs, &resolved, actions, later, undo, sink)
                 .await?;
+        // A large download has its own time limit, and an interruption leaves no record of changes. apt performs a small one faster
+        // with the same command.
+        if !is_divided && (is_large || is_from_downloads) {
+            self.download(&request, actions, undo, sink).await?;
         }
         if is_from_downloads && !work.removing.is_empty() {
             // Such a package manager also removes packages that depend on a removed one, and has no option to prevent this.
@@ -148,8 +152,11 @@ impl Applier {
             self.record_before_download(undo).await?;
         }
         let cmd = self.backend.download(&self.settings(), request);
-        let downloads = actions.iter().filter_map(Action::installed).count();
-        self.run_once("download packages", &cmd, downloads, sink)
+        let expected = Expected {
+            stages: 0,
+            ..Expected::of(actions)
+        };
+        self.run_once("download packages", &cmd, expected, sink)
             .await
     }
 
@@ -491,10 +498,10 @@ impl Applier {
             let cmd = self
                 .backend
                 .perform(&self.settings(), &request, removals(&actions));
-            let stages = super::run::stages(&actions);
+            let expected = Expected::of(&actions);
             let performed = async {
                 self.download_first(&request, sink).await?;
-                self.run_once(WHAT, &cmd, stages, sink).await
+                self.run_once(WHAT, &cmd, expected, sink).await
             };
             match performed.await {
                 Ok(()) => return Ok(()),
@@ -513,7 +520,8 @@ impl Applier {
             return Ok(());
         }
         let download = self.backend.download(&self.settings(), request);
-        self.run_once("download packages", &download, 0, sink).await
+        self.run_once("download packages", &download, Expected::default(), sink)
+            .await
     }
 
     /// Returns the version of each required package: the installed version if it matches, otherwise the version to install.

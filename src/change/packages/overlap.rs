@@ -4,6 +4,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use super::run::Expected;
 use crate::{
     change::{Applier, ChangeError, Sink, Undo},
     config::desired::PackageSpec,
@@ -28,8 +29,8 @@ struct Part {
 
 impl Applier {
     /// Installs the packages after the driver (container runtimes and the toolkit) while the driver is downloaded. On a fast link,
-    /// only downloads them. Performing the approved transaction downloads what is missing, which is everything if it cannot be
-    /// divided. The driver comes last because its deferred trigger would otherwise run in the second transaction.
+    /// only downloads them. Returns `false` if the approved transaction cannot be divided. Otherwise performing it downloads the
+    /// rest. The driver comes last because its deferred trigger would otherwise run in the second transaction.
     pub(super) async fn install_first_part(
         &self,
         specs: &[PackageSpec],
@@ -38,18 +39,18 @@ impl Applier {
         later: bool,
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<bool, ChangeError> {
         let part = match self.first_part(specs, resolved, approved).await {
             Ok(Some(part)) => part,
-            Ok(None) => return Ok(()),
+            Ok(None) => return Ok(false),
             Err(error) => {
                 tracing::debug!(%error, "the transaction cannot be divided");
-                return Ok(());
+                return Ok(false);
             }
         };
         let settings = self.settings();
         let Some(rest) = self.backend.download_beside(&settings, &part.rest) else {
-            return Ok(());
+            return Ok(false);
         };
         let request = TransactionRequest::Install {
             packages: &part.packages,
@@ -58,18 +59,21 @@ impl Applier {
         let begun = self.host.clock.monotonic();
         self.download(&request, &part.actions, undo, sink).await?;
         if self.host.clock.monotonic().saturating_sub(begun) < SLOW {
-            return Ok(());
+            return Ok(true);
         }
         let performed = self.perform(&request, &part.actions, later, undo, sink);
         let downloaded = async {
             // The rest of the transaction downloads what is missing, and reports failures.
-            if let Err(error) = self.run_once("download packages", &rest, 0, sink).await {
+            if let Err(error) = self
+                .run_once("download packages", &rest, Expected::default(), sink)
+                .await
+            {
                 tracing::debug!(%error, "a download failed and is repeated later");
             }
             Ok(())
         };
         tokio::try_join!(performed, downloaded)?;
-        Ok(())
+        Ok(true)
     }
 
     /// Returns the first part of a transaction: the required packages after the driver, with their dependencies. `None` if this is

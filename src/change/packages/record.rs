@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     deferred_builds::release_builds,
     effects::{Effects, Inventory},
-    run::stages,
+    run::Expected,
 };
 use crate::{
     change::{Applier, ChangeError, Sink, Undo},
@@ -105,7 +105,9 @@ impl Applier {
         };
         self.forget_removed().await?;
         self.record_start(transaction, actions).await?;
-        let ran = self.run_and_sync(what, cmd, stages(actions), sink).await;
+        let ran = self
+            .run_and_sync(what, cmd, Expected::of(actions), sink)
+            .await;
         if ran.as_ref().is_err_and(may_still_run) {
             return ran;
         }

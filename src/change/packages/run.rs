@@ -38,6 +38,26 @@ impl Attempts {
     }
 }
 
+/// The number of lines that a command will print, see [`crate::tools::packages::Messages::is_stage`]. Zeros if unknown.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Expected {
+    /// Downloaded packages.
+    pub downloads: usize,
+    /// Stages of packages after the download. An installed or upgraded package is unpacked and then configured.
+    pub stages: usize,
+}
+
+impl Expected {
+    /// The lines of a transaction.
+    pub(super) fn of(actions: &[Action]) -> Self {
+        let downloads = actions.iter().filter_map(Action::installed).count();
+        Self {
+            downloads,
+            stages: actions.len() + downloads,
+        }
+    }
+}
+
 impl Applier {
     /// Runs a command whose effect does not depend on the package lists, so it needs no new approval before a retry. Transient
     /// failures are retried.
@@ -48,7 +68,10 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let mut attempts = Attempts::new();
-        while let Err(error) = self.run_and_sync(what, &cmd, 0, sink).await {
+        while let Err(error) = self
+            .run_and_sync(what, &cmd, Expected::default(), sink)
+            .await
+        {
             self.wait_before_retry(&mut attempts, error, sink).await?;
         }
         Ok(())
@@ -60,11 +83,11 @@ impl Applier {
         &self,
         what: &str,
         cmd: &Cmd,
-        stages: usize,
+        expected: Expected,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let begun = self.host.clock.now().as_second();
-        let ran = match self.run_once(what, cmd, stages, sink).await {
+        let ran = match self.run_once(what, cmd, expected, sink).await {
             Ok(()) => self.run_needed_triggers(sink).await,
             Err(error) => Err(error),
         };
@@ -118,14 +141,18 @@ impl Applier {
 
     async fn fetch_lists_once(&self, refresh: &Cmd, sink: &dyn Sink) -> Result<(), ChangeError> {
         const WHAT: &str = "download the package lists";
-        let mut output = self.run_output(WHAT, refresh, 0, sink).await?;
+        let mut output = self
+            .run_output(WHAT, refresh, Expected::default(), sink)
+            .await?;
         let mut words = format!("{}\n{}", output.stdout, output.stderr);
         let torn = self.backend.torn_caches(&*self.host.files, &words)?;
         if !torn.is_empty() {
             for path in &torn {
                 self.host.files.remove(path)?;
             }
-            output = self.run_output(WHAT, refresh, 0, sink).await?;
+            output = self
+                .run_output(WHAT, refresh, Expected::default(), sink)
+                .await?;
             words = format!("{}\n{}", output.stdout, output.stderr);
         }
         let failed = self.backend.failed_sources(&words);
@@ -194,16 +221,15 @@ impl Applier {
         Ok(class)
     }
 
-    /// Runs a command once. `stages` is the number of stages that it will print, or 0 if unknown, see
-    /// [`crate::tools::packages::Messages::is_stage`].
+    /// Runs a command once, and reports its progress if its `expected` lines are known.
     pub(super) async fn run_once(
         &self,
         what: &str,
         cmd: &Cmd,
-        stages: usize,
+        expected: Expected,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        let output = self.run_output(what, cmd, stages, sink).await?;
+        let output = self.run_output(what, cmd, expected, sink).await?;
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let status = output.status.clone();
         self.check_status(what, cmd, output)?;
@@ -231,7 +257,9 @@ impl Applier {
         cmd: &Cmd,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        let output = self.run_output(what, cmd, 0, sink).await?;
+        let output = self
+            .run_output(what, cmd, Expected::default(), sink)
+            .await?;
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let ran = self.check_status(what, cmd, output);
         self.synced_after(ran, sink).await?;
@@ -246,7 +274,7 @@ impl Applier {
         &self,
         what: &str,
         cmd: &Cmd,
-        stages: usize,
+        expected: Expected,
         sink: &dyn Sink,
     ) -> Result<Output, ChangeError> {
         let (mut done, mut fetched) = (0, 0);
@@ -261,23 +289,26 @@ impl Applier {
                 if stream == Stream::Out {
                     size = self.backend.download_size(line).or(size);
                 }
-                if stages > 0 && stream == Stream::Out && self.backend.is_stage(line) {
+                if stream == Stream::Out && self.backend.is_stage(line) {
                     // The output of a package script may look like a stage.
-                    let next = |count: usize| (count + 1).min(stages);
+                    let next = |count: usize, most: usize| (count + 1).min(most);
                     match self.backend.download_part(line) {
-                        Some(part) => {
+                        Some(part) if expected.downloads > 0 => {
                             // apt prints this line when a download starts. dnf prints it when a download is finished, so its
                             // progress is one download behind.
                             finished = started;
                             started += part;
-                            fetched = next(fetched);
-                            sink.progress(fetched as u64, Some(stages as u64), "packages");
+                            fetched = next(fetched, expected.downloads);
+                            let total = Some(expected.downloads as u64);
+                            sink.progress(fetched as u64, total, "packages");
                             sink.progress(finished, size, "bytes");
                         }
-                        None => {
-                            done = next(done);
-                            sink.progress((done * 100 / stages) as u64, Some(100), "percent");
+                        None if expected.stages > 0 => {
+                            done = next(done, expected.stages);
+                            let percent = (done * 100 / expected.stages) as u64;
+                            sink.progress(percent, Some(100), "percent");
                         }
+                        _ => {}
                     }
                 }
             })
@@ -486,15 +517,4 @@ fn already_contains(error: &ExecError, words: &str) -> bool {
 
 fn is_network(error: &ChangeError) -> bool {
     error.class == Class::PackageManager(FailureClass::Network)
-}
-
-/// The number of stages that a transaction will print. An installed or upgraded package is unpacked and then configured.
-pub(super) fn stages(actions: &[Action]) -> usize {
-    actions
-        .iter()
-        .map(|action| match action {
-            Action::Install { .. } => 2,
-            Action::Remove { .. } => 1,
-        })
-        .sum()
 }

@@ -1,7 +1,7 @@
 //! Package triggers. A transaction must only run triggers that packages or running programs may depend on. Other triggers take
 //! seconds to minutes (a new initramfs). Those that are pending after the last transaction run while the node is validated.
 
-use super::of_class;
+use super::{of_class, run::Expected};
 use crate::{
     change::{Applier, ChangeError, Sink},
     tools::packages::FailureClass,
@@ -25,7 +25,8 @@ impl Applier {
                 let what = format!("{WHAT}: still pending after {PASSES} passes: {names}");
                 return Err(of_class(FailureClass::Interrupted, what));
             }
-            self.run_once(WHAT, &needed, 0, sink).await?;
+            self.run_once(WHAT, &needed, Expected::default(), sink)
+                .await?;
         }
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! Tests package transactions: installation and undo, rejections, waits and failures.
 
+use std::sync::Mutex;
+
 use camino::Utf8Path;
 use tokio_util::sync::CancellationToken;
 
@@ -10,7 +12,7 @@ use super::{
     with_each_manager,
 };
 use crate::{
-    change::{Applier, ApplyChanges, Change, Reverted, Undo, packages::Unhold},
+    change::{Applier, ApplyChanges, Change, Reverted, Sink, Undo, packages::Unhold},
     config::desired::PackageSpec,
     error::Report,
     exit::Exit,
@@ -306,7 +308,6 @@ async fn only_simulated_and_approved_removals_happen() {
     let real: Vec<bool> = (machine.fakes.exec.lines().iter())
         .filter(|line| line.contains(" install ") && !line.contains(" -s "))
         .filter(|line| !line.contains("--print-uris"))
-        .filter(|line| !line.contains("--download-only"))
         .map(|line| line.contains("--no-remove"))
         .collect();
     assert_eq!(real, [true, false]);
@@ -408,6 +409,55 @@ async fn only_transient_errors_are_retried(kind: Kind) {
     let error = machine.fails(&install(&["docker.io"])).await;
     assert_eq!(error.reason(), "no-disk-space");
     assert!(machine.fakes.clock.slept().is_empty());
+}
+
+/// Records the progress.
+#[derive(Default)]
+struct Progress(Mutex<Vec<String>>);
+
+impl Sink for Progress {
+    fn line(&self, _: &str) {}
+
+    fn progress(&self, current: u64, total: Option<u64>, unit: &str) {
+        let total = total.unwrap_or_default();
+        let text = format!("{current}/{total} {unit}");
+        self.0.lock().unwrap().push(text);
+    }
+
+    fn retry(&self, _: &str, _: f64) {}
+}
+
+#[tokio::test]
+async fn downloads_and_stages_have_separate_progress() {
+    let (machine, apt) = docker(Kind::Apt);
+    machine.fakes.exec.on("apt-get", move |cmd, _| {
+        let mut output = apt.get(cmd);
+        let is_real = !cmd.line().contains(" -s ") && !cmd.line().contains("--print-uris");
+        if is_real && cmd.line().contains(" install ") {
+            output.stdout = "Need to get 3 kB of archives.\n\
+                Get:1 http://x bookworm/main amd64 runc amd64 1.1.5 [2 kB]\n\
+                Get:2 http://x bookworm/main amd64 docker.io amd64 20.10.24 [1 kB]\n\
+                Unpacking runc (1.1.5) ...\nUnpacking docker.io (20.10.24) ...\n\
+                Setting up runc (1.1.5) ...\nSetting up docker.io (20.10.24) ...\n"
+                .into();
+        }
+        output
+    });
+    let change = install(&["docker.io"]);
+    let undo = machine.capture(&change).await;
+    let sink = Progress::default();
+    machine.applier.apply(&change, undo, &sink).await.unwrap();
+    let expected = [
+        "1/2 packages",
+        "0/3000 bytes",
+        "2/2 packages",
+        "2000/3000 bytes",
+        "25/100 percent",
+        "50/100 percent",
+        "75/100 percent",
+        "100/100 percent",
+    ];
+    assert_eq!(*sink.0.lock().unwrap(), expected);
 }
 
 async fn half_configured_packages_are_repaired_first(kind: Kind) {
