@@ -96,12 +96,11 @@ impl RetryPolicy {
 }
 
 fn pause(attempts: u32, limit: Option<Duration>) -> Duration {
-    limit
-        .map_or(FIRST_PAUSE, |limit| FIRST_PAUSE.min(limit / FIRST_PART))
+    let limit = limit.unwrap_or(Duration::MAX);
+    (FIRST_PAUSE.min(limit / FIRST_PART))
         .saturating_mul(1 << attempts.min(10))
-        .min(limit.map_or(LONGEST_PAUSE, |limit| {
-            LONGEST_PAUSE.min(limit / LONGEST_PART)
-        }))
+        .min(LONGEST_PAUSE)
+        .min(limit / LONGEST_PART)
 }
 
 #[cfg(test)]

@@ -447,7 +447,11 @@ fn install(
             let lines = addresses(state, &transaction);
             let addresses = lines.lines().filter_map(|line| line.split('\'').nth(1));
             let failures = addresses.map(|url| format!("E: Failed to fetch {url}  {why}\n"));
-            let end = "E: Some files failed to download\n".to_owned();
+            // The texts of apt 2.6 (tests/packages).
+            let end = match line.download_only {
+                true => "E: Some files failed to download\n".to_owned(),
+                false => "E: Unable to fetch some archives, maybe run apt-get update or try with --fix-missing?\n".to_owned(),
+            };
             return Ok(failed(100, failures.chain([end]).collect::<String>()));
         }
     }
